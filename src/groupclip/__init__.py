@@ -1,0 +1,1 @@
+"""Differentially private training of PyTorch models with group-wise per-sample gradient clipping."""
