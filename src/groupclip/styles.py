@@ -1,0 +1,222 @@
+"""The clipping styles: which group each trainable parameter belongs to.
+
+The styles are those of the paper's Table 1 and of its section "Uniform v.s. non-uniform design of grouping".
+Every function here returns ``{parameter name: group name}`` over the names it was given; the same noise covers
+any of them, for the noise-to-sensitivity ratio doesn't depend on the grouping (the paper's remark there).
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+from itertools import pairwise
+
+from torch import nn
+
+from groupclip.blocks import find_blocks
+
+STYLES = (
+    "all-layer",
+    "layer-wise",
+    "param-wise",
+    "block-wise",
+    "type-wise",
+    "per-device",
+    "uniform:M",
+    "boundaries:2,6",
+)
+ROOT = "(model)"  # the layer-wise group of parameters that the model itself owns: its qualified name is ""
+
+Groups = dict[str, str]
+Parameters = Mapping[str, nn.Parameter]
+
+
+def named_style(model: nn.Module, trainable: Parameters, style: str) -> Groups:
+    """The groups of a style given by its name. ``ValueError`` for an unknown one, with the closest that exists."""
+    if style == "all-layer":
+        return dict.fromkeys(trainable, "all")
+    if style == "layer-wise":
+        return {name: _layer(name) for name in trainable}
+    if style == "param-wise":
+        return {name: name for name in trainable}
+    if style == "type-wise":
+        return {name: _kind(model, name, p) for name, p in trainable.items()}
+    if style == "per-device":
+        return {name: str(p.device) for name, p in trainable.items()}
+    if style == "block-wise":
+        return _block_wise(model, trainable)
+    if style.startswith("uniform:"):
+        return _uniform(model, trainable, style)
+    if style.startswith("boundaries:"):
+        return _boundaries(model, trainable, style)
+    raise ValueError(_unknown(style))
+
+
+def _unknown(style: str) -> str:
+    # Compared without the argument, so that "unifrom:4" finds "uniform:M".
+    heads = {known.partition(":")[0]: known for known in STYLES}
+    near = difflib.get_close_matches(style.lower().partition(":")[0].replace("_", "-"), heads, n=1)
+    hint = f" Did you mean {heads[near[0]]!r}?" if near else ""
+    return (
+        f"unknown clipping style {style!r}.{hint} Styles: {', '.join(STYLES)}; or a mapping from parameter names "
+        "or patterns to group names, or a function from parameter name to group name"
+    )
+
+
+# ---------------------------------------------------------------------------------- layers and kinds of layer
+
+
+def _layer(name: str) -> str:
+    """The module that owns a parameter. A parametrized weight (weight norm ...) is its layer's own."""
+    owner = name.rpartition(".")[0]
+    if owner.startswith("parametrizations."):
+        owner = ""
+    return owner.partition(".parametrizations.")[0] or ROOT
+
+
+def _kind(model: nn.Module, name: str, parameter: nn.Parameter) -> str:
+    """linear, conv, norm, embedding, recurrent or other, by the class of the layer.
+
+    By torch's classes, and for other vendors' layers by the name of the class: nobody's RMSNorm derives from
+    a common base. GPT-2's ``Conv1D`` has a matrix for a weight: it is a linear layer, whatever its name.
+    """
+    layer = _layer(name)
+    module = model if layer == ROOT else model.get_submodule(layer)
+    if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
+        return "recurrent"
+    if isinstance(module, nn.MultiheadAttention):  # owns its in-projection directly
+        return "linear"
+    classes = " ".join(c.__name__.lower() for c in type(module).__mro__ if c is not nn.Module)
+    own = dict(module.named_parameters(recurse=False))
+    if any(True for child in module.children() if not isinstance(child, nn.ModuleDict)) and parameter.ndim != 1:
+        own = {}
+    for kind in ("norm", "embedding", "linear", "conv"):
+        if kind in classes and own:
+            flat = kind == "conv" and all(p.ndim <= 2 for p in own.values())
+            return "linear" if flat else kind
+    return "other"
+
+
+# ---------------------------------------------------------------------------------- blocks, uniform, non-uniform
+
+
+def _block_wise(model: nn.Module, trainable: Parameters) -> Groups:
+    blocks = find_blocks(model)
+    if not blocks:
+        raise ValueError(
+            f"block-wise: found no repeated blocks in {type(model).__name__} (two or more modules of one class, in a "
+            "ModuleList or Sequential or numbered beside each other, with several parameters each and not all "
+            "frozen); use 'layer-wise', 'uniform:M' (which then splits the layers), or a mapping"
+        )
+    return {name: f"block-{unit + 1}" for name, unit in _units_by_block(trainable, blocks).items()}
+
+
+def _uniform(model: nn.Module, trainable: Parameters, style: str) -> Groups:
+    text = style.partition(":")[2]
+    if not re.fullmatch("[0-9]+", text) or int(text) < 1:
+        raise ValueError(f"{style!r}: M must be a whole number of groups, 1 or more, as in 'uniform:4'; got {text!r}")
+    groups = int(text)
+    units, count, what = _units(model, trainable)
+    if groups > count:
+        raise ValueError(
+            f"{style!r}: found {count} {what} to share out, fewer than {groups} groups; use 'uniform:{count}' or "
+            "fewer, 'layer-wise', or a mapping"
+        )
+    # The first groups take what is left over: the lower a group, the more memory is free when it is clipped.
+    small, extra = divmod(count, groups)
+    starts = [m * small + min(m, extra) for m in range(1, groups)]
+    return _cut(units, starts)
+
+
+def _boundaries(model: nn.Module, trainable: Parameters, style: str) -> Groups:
+    text = style.partition(":")[2]
+    if not re.fullmatch("[0-9]+(,[0-9]+)*", text):
+        raise ValueError(
+            f"{style!r}: boundaries are whole numbers with commas between them, as in 'boundaries:2,6'; got {text!r}"
+        )
+    starts = [int(part) for part in text.split(",")]
+    if any(a >= b for a, b in pairwise(starts)):
+        raise ValueError(f"{style!r}: boundaries must increase, else a group is empty; got {text}")
+    units, count, what = _units(model, trainable)
+    outside = [b for b in starts if not 0 < b < count]
+    if outside:
+        raise ValueError(
+            f"{style!r}: found {count} {what}, so boundaries lie from 1 to {count - 1}, else a group is empty; "
+            f"got {', '.join(map(str, outside))}"
+        )
+    return _cut(units, starts)
+
+
+def _units(model: nn.Module, trainable: Parameters) -> tuple[dict[str, int], int, str]:
+    """What uniform and boundaries count: blocks, or layers in a model without repeated blocks."""
+    blocks = find_blocks(model)
+    if blocks:
+        return _units_by_block(trainable, blocks), len(blocks), f"blocks ({blocks[0]} to {blocks[-1]})"
+    order: dict[str, int] = {}
+    units = {name: order.setdefault(_layer(name), len(order)) for name in trainable}
+    return units, len(order), "layers (and no repeated blocks)"
+
+
+def _units_by_block(trainable: Parameters, blocks: tuple[str, ...]) -> dict[str, int]:
+    """Index of the block of each parameter; one outside joins the block before it, or the first block."""
+    units, current = {}, 0
+    for name in trainable:
+        current = next((i for i, block in enumerate(blocks) if name.startswith(f"{block}.")), current)
+        units[name] = current
+    return units
+
+
+def _cut(units: Mapping[str, int], starts: list[int]) -> Groups:
+    """group-1 holds the units below ``starts[0]``, group-2 those from there to below ``starts[1]``, ..."""
+    return {name: f"group-{1 + sum(unit >= start for start in starts)}" for name, unit in units.items()}
+
+
+# ---------------------------------------------------------------------------------- a mapping, a function
+
+
+def mapped(model: nn.Module, trainable: Parameters, mapping: Mapping[str, str]) -> Groups:
+    """Groups by exact parameter name, else by the fnmatch patterns; a tied parameter goes by any of its names.
+
+    ``ValueError`` for a key that matches no trainable parameter, a parameter that no key matches, and one that
+    two keys of equal rank (two exact names, or two patterns) put in different groups. An exact name wins over
+    patterns, so one exception to a pattern is one line.
+    """
+    names_of = {id(p): [] for p in trainable.values()}
+    frozen = []
+    for name, p in model.named_parameters(remove_duplicate=False):
+        names_of.get(id(p), frozen).append(name)
+    for key in mapping:
+        if not any(_matches(key, name) for names in names_of.values() for name in names):
+            why = "only frozen parameters" if any(_matches(key, name) for name in frozen) else "no parameter"
+            known = [name for names in names_of.values() for name in names]
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"mapping key {key!r} matches {why}: take it out or correct it{hint}")
+    return {name: _mapped_group(name, names_of[id(p)], mapping) for name, p in trainable.items()}
+
+
+def _mapped_group(name: str, aliases: list[str], mapping: Mapping[str, str]) -> str:
+    keys = [key for key in mapping if key in aliases] or [
+        key for key in mapping if any(_matches(key, alias) for alias in aliases)
+    ]
+    tied = f" (tied: {', '.join(aliases)})" if len(aliases) > 1 else ""
+    if not keys:
+        raise ValueError(f"parameter {name!r}{tied} is in no group: no key of the mapping matches it; add one")
+    if len({mapping[key] for key in keys}) > 1:
+        claims = ", ".join(f"{key!r} -> {mapping[key]!r}" for key in keys)
+        raise ValueError(
+            f"parameter {name!r}{tied} is in more than one group: {claims}; a parameter is clipped once, so narrow "
+            "the patterns, or give it by its exact name, which wins over patterns"
+        )
+    return mapping[keys[0]]
+
+
+def _matches(key: str, name: str) -> bool:
+    return key == name or fnmatchcase(name, key)
+
+
+def computed(trainable: Parameters, function: Callable[[str], str]) -> Groups:
+    """Groups by a function from parameter name (the first one, if tied) to group name."""
+    return {name: function(name) for name in trainable}
