@@ -1,0 +1,84 @@
+"""What a task is: two sets of labelled records, their public facts, and the options that load them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskOptions:
+    """Choices about how files are read. All public. ``None`` means the task's own default.
+
+    image_size: side in pixels that images are resized to (imagefolder; default 32).
+    text_column, label_column: names in the CSV header (default ``text`` and ``label``).
+    max_length: tokens kept of a text (default 64). vocabulary: hash buckets, padding included (default 8192).
+    classes: the label set, in order. Without it the labels found in the data are taken as public.
+    test: path of a test set. public: path of data that needs no protection, for monitoring.
+    """
+
+    image_size: int | None = None
+    text_column: str | None = None
+    label_column: str | None = None
+    max_length: int | None = None
+    vocabulary: int | None = None
+    classes: tuple[str, ...] | None = None
+    test: str | Path | None = None
+    public: str | Path | None = None
+
+    def given(self) -> tuple[str, ...]:
+        """Names of the options that were set."""
+        return tuple(f.name for f in fields(self) if getattr(self, f.name) is not None)
+
+
+class ImageFiles(Dataset[tuple[Tensor, Tensor]]):
+    """Image files decoded when asked for, as float32 ``[3, size, size]`` in [-1, 1], with int64 labels."""
+
+    def __init__(self, paths: tuple[Path, ...], labels: tuple[int, ...], size: int) -> None:
+        self.paths = paths
+        self.labels = labels
+        self.size = size
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        from groupclip.tasks.imagefolder import decode
+
+        return decode(self.paths[index], self.size), torch.tensor(self.labels[index])
+
+
+Records = TensorDataset | ImageFiles
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Task:
+    """Labelled records and the public facts about them.
+
+    name: the word that ``load_task`` was given, without the path.
+    train: the private records. test: held-out records, NOT covered by the privacy guarantee.
+    public: records that need no protection at all (fit for a live loss curve), or None.
+    input_shape: of one input, (C, H, W) for images or (T,) for token ids.
+    vocabulary: number of token ids (0 is padding) for text, else None.
+    description: JSON-able facts for reports; holds no path and no statistic of the records except their number.
+    """
+
+    name: str
+    kind: Literal["image", "text"]
+    train: Records
+    test: Records
+    public: Records | None
+    input_shape: tuple[int, ...]
+    classes: tuple[str, ...]
+    vocabulary: int | None = None
+    description: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.classes)
