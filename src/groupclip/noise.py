@@ -1,0 +1,183 @@
+"""Gaussian noise that nobody can foresee, added in place.
+
+On the CPU each coordinate gets a float64 normal made by Box and Muller's method (Ann. Math. Stat. 29,
+1958) from 128 bits of an AES-256-CTR stream per pair. ``torch.randn`` is not used there: its CPU
+generator keeps 32 bits of the seed, and its float32 normals stop at 5.77 standard deviations, so some
+outputs would be possible under one data set and impossible under its neighbour.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import NoReturn, Protocol
+
+import torch
+from torch import Tensor
+
+from groupclip.keystream import Keystream, derive_key, new_key, refuse_copy
+
+CHUNK = 1 << 17  # coordinates drawn at a time on the CPU: 2 MiB of workspace stays in cache
+_DEVICE_CHUNK = 1 << 21  # on an accelerator: 16 MiB
+_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+class NoiseSource(Protocol):
+    """Anything that adds Gaussian noise. ``secure`` says whether an epsilon may be claimed for it."""
+
+    secure: bool
+
+    def add_(self, tensor: Tensor, std: float) -> None:
+        """Adds independent ``N(0, std^2)`` to every coordinate, in place."""
+        ...
+
+
+class SecureNoise:
+    """Noise under a secret 256-bit key; the source that every private run uses.
+
+    Guarantee: each call and each chunk uses stream positions that were never used before and never
+    will be; no global generator is read or written; the key is in no repr, ``state_dict`` or pickle
+    (copies and pickles are refused); a forked child draws under a new key.
+
+    On the CPU (and for devices other than CUDA, which get a copy) the noise is cryptographically strong.
+    On CUDA each call seeds the device's Philox generator with 126 fresh secret bits (seed and offset)
+    and draws in float64: the seed can't be searched, but Philox is no cryptographic generator
+    ("seed-secure, not a CSPRNG"). Floating-point addition is not hardened against attacks on the low
+    bits of the sum (Mironov, CCS 2012).
+
+    Args:
+        key: 32 secret bytes; by default from the operating system. Two sources with one key add the
+            same noise, which removes all privacy: give a key only in tests.
+    """
+
+    secure: bool = True
+
+    def __init__(self, key: bytes | None = None) -> None:
+        key = new_key() if key is None else key
+        self._normals = Keystream(key, "groupclip/noise/normals")
+        self._seeds = Keystream(key, "groupclip/noise/seeds")
+
+    def add_(self, tensor: Tensor, std: float) -> None:
+        """Adds independent ``N(0, std^2)`` to every coordinate of ``tensor``, in place.
+
+        Drawn in float64; the sum is formed in float64 and rounded once to the tensor's type, half
+        precision included. Any shape and strides; temporary memory is at most 24 MiB. ``std=0`` adds
+        nothing and draws nothing.
+
+        Args:
+            tensor: dense, float64, float32, bfloat16 or float16.
+            std: standard deviation, in the tensor's units.
+
+        Raises:
+            ValueError: ``std`` is negative or not finite, or coordinates of the tensor share memory.
+            TypeError: the tensor is sparse or not of a real floating-point type.
+        """
+        _check(tensor, std)
+        if std == 0 or tensor.numel() == 0:
+            return
+        with torch.no_grad():
+            if tensor.device.type == "cuda":
+                self._add_on_cuda(tensor, std)
+            else:
+                self._add_from_cpu(tensor, std)
+
+    def _add_from_cpu(self, tensor: Tensor, std: float) -> None:
+        workspace = _Workspace(min(tensor.numel(), CHUNK))
+        for piece in _pieces(tensor, CHUNK):
+            noise = workspace.draw(self._normals, piece.numel(), std).view(piece.shape)
+            if piece.device.type == "cpu":
+                piece.add_(noise)  # type promotion: the sum is float64, cast last
+            else:
+                piece.add_(noise.to(torch.float32).to(piece.device))  # such devices may lack float64
+
+    def _add_on_cuda(self, tensor: Tensor, std: float) -> None:
+        generator = torch.Generator(tensor.device)
+        state = self._seeds.words(2)  # Philox: 64 bits of seed, 64 bits of offset (a multiple of 4, no overflow)
+        state[1] &= (1 << 62) - 4
+        generator.set_state(torch.from_numpy(state.view("uint8")))
+        for piece in _pieces(tensor, _DEVICE_CHUNK):
+            noise = torch.empty(piece.shape, dtype=torch.float64, device=piece.device)
+            piece.add_(noise.normal_(0.0, std, generator=generator))
+
+    def __repr__(self) -> str:
+        return "SecureNoise()"
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        refuse_copy(self)
+
+
+class InsecureNoise(SecureNoise):
+    """The same noise under a key made from a small number: for tests and debugging ONLY.
+
+    Whoever guesses the seed subtracts the noise, so no epsilon can be claimed. The same seed gives the
+    same noise on the same device type, whatever the number of threads.
+
+    Args:
+        seed: any integer.
+    """
+
+    secure: bool = False
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        super().__init__(derive_key(bytes(32), f"groupclip/insecure/{int(seed)}"))
+
+    def __repr__(self) -> str:
+        return f"InsecureNoise(seed={self._seed}) (INSECURE: reproducible, no privacy)"
+
+
+class _Workspace:
+    """Two float64 buffers that one call reuses for all its chunks."""
+
+    def __init__(self, count: int) -> None:
+        self.words = torch.empty(count + count % 2, dtype=torch.int64, device="cpu")
+        self.uniforms = torch.empty(count + count % 2, dtype=torch.float64, device="cpu")
+
+    def draw(self, stream: Keystream, count: int, std: float) -> Tensor:
+        """``count`` fresh draws of ``N(0, std^2)``, float64; valid until the next call.
+
+        Word pairs ``(v, w)``, read as signed 64-bit integers, give ``u = |v| / 2^63`` in (0, 1] and the
+        angle ``t = pi w / 2^63``; then ``sqrt(-2 ln u)`` times ``cos t`` and ``sin t`` are two
+        independent normals. Signed words need no masks, and a small ``u`` keeps all its 53 bits of
+        precision, so the tail runs on to 9.3 standard deviations.
+        """
+        pairs = (count + 1) // 2
+        words, uniforms = self.words[: 2 * pairs], self.uniforms[: 2 * pairs]
+        stream.fill(words.numpy())
+        words[:pairs].bitwise_or_(1)  # u = 0 would be an infinite normal
+        uniforms.copy_(words)
+        radius, angle = uniforms[:pairs], uniforms[pairs:]
+        radius.abs_().mul_(2.0**-63).log_().mul_(-2.0).sqrt_().mul_(std)
+        angle.mul_(math.pi * 2.0**-63)
+        normals = words.view(torch.float64)  # the words are used up
+        torch.cos(angle, out=normals[:pairs])
+        torch.sin(angle, out=normals[pairs:])
+        return normals.view(2, pairs).mul_(radius).view(-1)[:count]
+
+
+def _pieces(tensor: Tensor, limit: int) -> Iterator[Tensor]:
+    """Views of at most ``limit`` coordinates that together cover every coordinate once."""
+    if tensor.numel() <= limit:
+        yield tensor
+    elif tensor.is_contiguous():
+        yield from tensor.view(-1).split(limit)
+    elif rows := limit * tensor.shape[0] // tensor.numel():
+        yield from tensor.split(rows)
+    else:
+        for row in tensor.unbind(0):
+            yield from _pieces(row, limit)
+
+
+def _check(tensor: Tensor, std: float) -> None:
+    if not (math.isfinite(std) and std >= 0):
+        raise ValueError(f"std is {std}, but a standard deviation is finite and not negative.")
+    if tensor.layout != torch.strided:
+        raise TypeError(
+            f"tensor is {tensor.layout}: noise must reach the coordinates that are not stored too, or it would "
+            "tell which ones the data touched. Use tensor.to_dense(), for an embedding sparse=False."
+        )
+    if tensor.dtype not in _DTYPES:
+        raise TypeError(f"tensor is {tensor.dtype}; Gaussian noise needs one of {', '.join(map(str, _DTYPES))}.")
+    if any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+        raise ValueError(
+            f"tensor of shape {tuple(tensor.shape)} has strides {tensor.stride()}: coordinates share memory and "
+            "would share or add up their noise. Pass tensor.contiguous()."
+        )
