@@ -62,10 +62,10 @@ class Keystream:
         self._pid = os.getpid()
 
     def fill(self, buffer: np.ndarray) -> None:
-        """Overwrites a contiguous array of any integer type with the next bytes of the stream."""
+        """Overwrites a contiguous 1-D array of integers with the next bytes of the stream."""
         if os.getpid() != self._pid:  # the parent goes on with the old key, so the child must not
             self._start(new_key())
-        view = memoryview(buffer).cast("B")
+        view = buffer.view(np.uint8).data
         for start in range(0, len(view), len(_ZEROS)):
             piece = view[start : start + len(_ZEROS)]
             piece[:] = self._cipher.update(memoryview(_ZEROS)[: len(piece)])
@@ -86,7 +86,7 @@ class Keystream:
 def refuse_copy(source: object) -> NoReturn:
     """Raises the error that meets every ``pickle``, ``copy`` and ``deepcopy`` of a secret source."""
     raise PrivacyViolation(
-        f"{type(source).__name__} can't be copied or pickled: the copy would give out the same random numbers "
-        "a second time, and a file would hold the key, with which the noise can be subtracted. "
+        f"{type(source).__name__} can't be copied or pickled: the copy would give out the same random "
+        "numbers a second time, and a file would hold the key, with which the noise can be subtracted. "
         "Make a new one instead; a resumed run needs fresh noise, not the old stream."
     )

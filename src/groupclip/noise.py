@@ -13,10 +13,10 @@ from typing import NoReturn, Protocol
 import torch
 from torch import Tensor
 
-from groupclip.keystream import Keystream, derive_key, new_key, refuse_copy
+from groupclip.keystream import KEY_BYTES, Keystream, derive_key, new_key, refuse_copy
 
 CHUNK = 1 << 17  # coordinates drawn at a time on the CPU: 2 MiB of workspace stays in cache
-_DEVICE_CHUNK = 1 << 21  # on an accelerator: 16 MiB
+_CUDA_CHUNK = 1 << 21  # 16 MiB
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -30,40 +30,22 @@ class NoiseSource(Protocol):
         ...
 
 
-class SecureNoise:
-    """Noise under a secret 256-bit key; the source that every private run uses.
+class _StreamNoise:
+    """Gaussian noise from two keyed streams: one of normals (CPU), one of generator states (CUDA)."""
 
-    Guarantee: each call and each chunk uses stream positions that were never used before and never
-    will be; no global generator is read or written; the key is in no repr, ``state_dict`` or pickle
-    (copies and pickles are refused); a forked child draws under a new key.
-
-    On the CPU (and for devices other than CUDA, which get a copy) the noise is cryptographically strong.
-    On CUDA each call seeds the device's Philox generator with 126 fresh secret bits (seed and offset)
-    and draws in float64: the seed can't be searched, but Philox is no cryptographic generator
-    ("seed-secure, not a CSPRNG"). Floating-point addition is not hardened against attacks on the low
-    bits of the sum (Mironov, CCS 2012).
-
-    Args:
-        key: 32 secret bytes; by default from the operating system. Two sources with one key add the
-            same noise, which removes all privacy: give a key only in tests.
-    """
-
-    secure: bool = True
-
-    def __init__(self, key: bytes | None = None) -> None:
-        key = new_key() if key is None else key
+    def __init__(self, key: bytes) -> None:
         self._normals = Keystream(key, "groupclip/noise/normals")
-        self._seeds = Keystream(key, "groupclip/noise/seeds")
+        self._states = Keystream(key, "groupclip/noise/states")
 
     def add_(self, tensor: Tensor, std: float) -> None:
         """Adds independent ``N(0, std^2)`` to every coordinate of ``tensor``, in place.
 
-        Drawn in float64; the sum is formed in float64 and rounded once to the tensor's type, half
-        precision included. Any shape and strides; temporary memory is at most 24 MiB. ``std=0`` adds
+        Drawn in float64; the sum is formed in float64 and cast once to the tensor's type, half
+        precision included. Any shape and strides; at most 24 MiB of temporary memory. ``std=0`` adds
         nothing and draws nothing.
 
         Args:
-            tensor: dense, float64, float32, bfloat16 or float16.
+            tensor: dense; float64, float32, bfloat16 or float16.
             std: standard deviation, in the tensor's units.
 
         Raises:
@@ -90,25 +72,50 @@ class SecureNoise:
 
     def _add_on_cuda(self, tensor: Tensor, std: float) -> None:
         generator = torch.Generator(tensor.device)
-        state = self._seeds.words(2)  # Philox: 64 bits of seed, 64 bits of offset (a multiple of 4, no overflow)
-        state[1] &= (1 << 62) - 4
+        state = self._states.words(2)  # Philox: a 64-bit seed, and an offset that is a multiple of 4
+        state[1] &= (1 << 62) - 4  # far from 2^63: no call can overflow it
         generator.set_state(torch.from_numpy(state.view("uint8")))
-        for piece in _pieces(tensor, _DEVICE_CHUNK):
+        for piece in _pieces(tensor, _CUDA_CHUNK):
             noise = torch.empty(piece.shape, dtype=torch.float64, device=piece.device)
             piece.add_(noise.normal_(0.0, std, generator=generator))
-
-    def __repr__(self) -> str:
-        return "SecureNoise()"
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         refuse_copy(self)
 
 
-class InsecureNoise(SecureNoise):
-    """The same noise under a key made from a small number: for tests and debugging ONLY.
+class SecureNoise(_StreamNoise):
+    """Noise under a secret 256-bit key: the source of every private run.
 
-    Whoever guesses the seed subtracts the noise, so no epsilon can be claimed. The same seed gives the
-    same noise on the same device type, whatever the number of threads.
+    Guarantee: each call and each chunk uses stream positions that were never used before and never
+    will be; no global generator is read or written; the key is in no attribute, repr, ``state_dict``
+    or pickle (copies and pickles are refused); a forked child draws under a new key.
+
+    On the CPU (and for devices other than CUDA, which get a copy) the noise is cryptographically
+    strong. On CUDA each call gives a Philox generator of its own 124 fresh secret bits (seed and
+    offset) and draws in float64: its start can't be searched for, but Philox is no cryptographic
+    generator ("seed-secure, not a CSPRNG"). Floating-point addition is not hardened against attacks on
+    the low bits of the sum (Mironov, CCS 2012). Not for two threads at once.
+
+    Args:
+        key: 32 secret bytes; by default from the operating system. Two sources with one key add the
+            same noise, and the difference of two releases would be free of it: give a key only to let
+            several processes add ONE noise to copies of one tensor.
+    """
+
+    secure: bool = True
+
+    def __init__(self, key: bytes | None = None) -> None:
+        super().__init__(new_key() if key is None else key)
+
+    def __repr__(self) -> str:
+        return "SecureNoise()"
+
+
+class InsecureNoise(_StreamNoise):
+    """The same noise under a key made from a number: for tests and debugging ONLY.
+
+    Whoever guesses the seed subtracts the noise, so no epsilon may be claimed. The same seed and the
+    same calls give the same noise on the same device type, unless the process was forked in between.
 
     Args:
         seed: any integer.
@@ -117,11 +124,11 @@ class InsecureNoise(SecureNoise):
     secure: bool = False
 
     def __init__(self, seed: int) -> None:
-        self._seed = seed
-        super().__init__(derive_key(bytes(32), f"groupclip/insecure/{int(seed)}"))
+        self._seed = int(seed)
+        super().__init__(derive_key(bytes(KEY_BYTES), f"groupclip/insecure/{self._seed}"))
 
     def __repr__(self) -> str:
-        return f"InsecureNoise(seed={self._seed}) (INSECURE: reproducible, no privacy)"
+        return f"InsecureNoise(seed={self._seed}) (INSECURE: reproducible, so not private)"
 
 
 class _Workspace:
@@ -171,13 +178,14 @@ def _check(tensor: Tensor, std: float) -> None:
         raise ValueError(f"std is {std}, but a standard deviation is finite and not negative.")
     if tensor.layout != torch.strided:
         raise TypeError(
-            f"tensor is {tensor.layout}: noise must reach the coordinates that are not stored too, or it would "
-            "tell which ones the data touched. Use tensor.to_dense(), for an embedding sparse=False."
+            f"tensor is {tensor.layout}: noise must reach the coordinates that aren't stored too, or it "
+            "would tell which ones the data touched. Use tensor.to_dense(), for an embedding sparse=False."
         )
     if tensor.dtype not in _DTYPES:
-        raise TypeError(f"tensor is {tensor.dtype}; Gaussian noise needs one of {', '.join(map(str, _DTYPES))}.")
+        known = ", ".join(map(str, _DTYPES))
+        raise TypeError(f"tensor is {tensor.dtype}; Gaussian noise needs a real one of {known}: convert it.")
     if any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
         raise ValueError(
-            f"tensor of shape {tuple(tensor.shape)} has strides {tensor.stride()}: coordinates share memory and "
-            "would share or add up their noise. Pass tensor.contiguous()."
+            f"tensor of shape {tuple(tensor.shape)} has strides {tensor.stride()}: coordinates share "
+            "memory and would share their noise. Pass tensor.contiguous()."
         )
