@@ -1,0 +1,220 @@
+"""Tensors that depend on parameters but not on the batch: derived now, pulled back when their gradients are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .errors import UnsupportedOperation
+from .gate import Gate, Slot, Target
+from .persample.base import PerSample
+from .persample.pulled import Pulled
+from .tape import Tape
+
+if TYPE_CHECKING:
+    from .private import Call
+
+
+@dataclass(frozen=True, eq=False)
+class Root:
+    """A parameter that a derived tensor depends on, with the gate and the stand-in of that time."""
+
+    slot: Slot
+    gate: Gate
+    leaf: Tensor
+
+
+#: Gives a derived tensor as a batch of activations, should dimension 0 turn out to be the batch: row i of sample i.
+Rows = Callable[[], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Derived:
+    """What a :class:`PrivateTensor` carries.
+
+    Attributes:
+        shadow: its value with the graph down to the roots' leaves, cut off from everything else.
+        native: its value as the rest of the model sees it: no gradient to parameters; to activations where it used any.
+        roots: the parameters behind it.
+        isometric: its entries are entries of the one root, moved, cast, or with constants added.
+        rows: see :data:`Rows`; None if dimension 0 isn't known to be readable so.
+        tape: of the engine.
+    """
+
+    shadow: Tensor
+    native: Tensor
+    roots: tuple[Root, ...]
+    isometric: bool
+    rows: Rows | None
+    tape: Tape
+
+    def targets(self) -> list[Target]:
+        def puller(root: Root) -> Callable[[PerSample], PerSample]:
+            return lambda samples: Pulled(samples, self.shadow, root.leaf, self.isometric)
+
+        return [Target(root.slot, root.gate, puller(root)) for root in self.roots]
+
+
+#: Operations that move entries, cast them or add constants, if a lone private operand comes first.
+_ISOMETRIC: set[Any] = {
+    torch.t, torch.transpose, torch.permute, torch.reshape, torch.squeeze, torch.unsqueeze, torch.flatten, torch.clone,
+    torch.swapaxes, torch.movedim, Tensor.t, Tensor.transpose, Tensor.permute, Tensor.reshape, Tensor.view,
+    Tensor.squeeze, Tensor.unsqueeze, Tensor.flatten, Tensor.unflatten, Tensor.contiguous, Tensor.clone, Tensor.to,
+    Tensor.float, Tensor.double, Tensor.half, Tensor.bfloat16, Tensor.type, Tensor.type_as, Tensor.view_as,
+    Tensor.movedim, Tensor.swapaxes, Tensor.T.__get__, Tensor.mT.__get__,  # pyright: ignore[reportAttributeAccessIssue]
+}  # fmt: skip
+_SHIFTS: set[Any] = {torch.add, Tensor.add, torch.sub, Tensor.sub}
+
+
+def derive(call: Call, rows: Rows | None = None) -> Any:
+    """Run the operation of ``call`` away from the batch; tensors that depend on parameters come back private.
+
+    Args:
+        rows: how to read the result as activations, if its dimension 0 could be the batch.
+    """
+    if call.name.endswith("_") and not call.name.endswith("__"):
+        raise UnsupportedOperation(
+            f"{call.name} changes a tensor in place that depends on {_names(call)}; write it out of place (y = x + .. "
+            "instead of x.add_(..)), so that per-sample gradients can follow it"
+        )
+    roots = _roots(call)
+    leaves = {id(root.slot.param): root.leaf for root in roots}
+    shadow_args, shadow_kwargs = _replace((call.args, call.kwargs), lambda v: _shadow(v, leaves))
+    native_args, native_kwargs = _replace((call.args, call.kwargs), call.value)
+    upstream = any(t.requires_grad for t in _tensors((native_args, native_kwargs)))
+    state = torch.get_rng_state() if upstream else None
+    shadow = call.func(*shadow_args, **shadow_kwargs)
+    if upstream and state is not None:
+        # Activations take part: their own gradient needs a second, native run on the same random numbers.
+        torch.set_rng_state(state)
+        native = call.func(*native_args, **native_kwargs)
+    else:
+        native = shadow
+    isometric = _is_isometric(call)
+    if rows is None:
+        rows = _pointwise_rows(call)
+
+    def wrap(shadowed: Any, natural: Any) -> Any:
+        if isinstance(shadowed, Tensor):
+            if not shadowed.requires_grad:
+                return natural
+            plain = natural if upstream else shadowed.detach()
+            return _private(Derived(shadowed, plain, roots, isometric, rows, call.tape))
+        if isinstance(shadowed, (tuple, list)):
+            items = [wrap(s, n) for s, n in zip(shadowed, natural, strict=True)]
+            if isinstance(shadowed, list):
+                return items
+            # torch's named results (torch.max(..)) take one iterable, as do tuples.
+            return type(shadowed)(items)
+        return natural
+
+    return wrap(shadow, native)
+
+
+def _private(derived: Derived) -> Tensor:
+    from .private import PrivateTensor
+
+    tensor = Tensor._make_subclass(PrivateTensor, derived.native.detach(), True)
+    tensor._derived = derived
+    names = ", ".join(root.slot.name for root in derived.roots)
+
+    def leaked(grad: Tensor) -> None:
+        raise UnsupportedOperation(
+            f"a tensor computed from {names} is used by an operation that groupclip can't see (a custom autograd.Function or "
+            "compiled code called with it). Use ordinary torch operations there, or freeze the parameters before attaching"
+        )
+
+    tensor.register_hook(leaked)
+    return tensor
+
+
+def _roots(call: Call) -> tuple[Root, ...]:
+    from .private import PrivateTensor
+
+    roots: dict[Slot, Root] = {}
+    for private in call.privates:
+        if isinstance(private, PrivateTensor):
+            for root in private._derived.roots:
+                if root.gate.closed:
+                    raise UnsupportedOperation(
+                        f"a tensor computed from {root.slot.name} in an earlier pass is used again after its backward; "
+                        "compute it anew in every forward pass instead of keeping it on the model"
+                    )
+                roots[root.slot] = root
+        else:
+            slot = private._slot
+            assert slot is not None
+            gate = slot.group.open_gate()
+            roots.setdefault(slot, Root(slot, gate, gate.leaf(slot)))
+    return tuple(roots.values())
+
+
+def _is_isometric(call: Call) -> bool:
+    from .private import PrivateTensor
+
+    if len(call.privates) != 1:
+        return False
+    private = call.privates[0]
+    if isinstance(private, PrivateTensor) and not private._derived.isometric:
+        return False
+    if not call.args or call.args[0] is not private:
+        return False
+    others = [*call.args[1:], *call.kwargs.values()]
+    if call.func in _SHIFTS:
+        return not any(isinstance(o, Tensor) for o in others) and not call.kwargs
+    return call.func in _ISOMETRIC
+
+
+#: Operations of one tensor that keep rows where they are.
+_POINTWISE: set[Any] = {
+    F.relu, torch.relu, Tensor.relu, F.gelu, F.silu, torch.tanh, Tensor.tanh, torch.sigmoid, Tensor.sigmoid, F.dropout,
+    F.leaky_relu, F.elu, F.softplus, F.mish, F.hardswish, torch.neg, Tensor.neg, Tensor.to, Tensor.float, Tensor.double,
+    Tensor.half, Tensor.bfloat16, Tensor.contiguous, Tensor.clone, *_SHIFTS, torch.mul, Tensor.mul, torch.div, Tensor.div,
+}  # fmt: skip
+
+
+def _pointwise_rows(call: Call) -> Rows | None:
+    from .private import PrivateTensor
+
+    first, *others = call.args or (None,)
+    if not isinstance(first, PrivateTensor) or call.func not in _POINTWISE:
+        return None
+    rows = first._derived.rows
+    if rows is None or any(isinstance(o, Tensor) for o in [*others, *call.kwargs.values()]):
+        return None
+    return lambda: call.func(rows(), *others, **call.kwargs)
+
+
+def _shadow(value: Any, leaves: dict[int, Tensor]) -> Any:
+    from .private import PrivateTensor
+
+    if isinstance(value, PrivateTensor):
+        return value._derived.shadow
+    if isinstance(value, Tensor):
+        return leaves.get(id(value), value.detach())
+    return value
+
+
+def _replace(value: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(value, dict):
+        return {k: _replace(v, change) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_replace(v, change) for v in value]
+    if isinstance(value, tuple) and not isinstance(value, torch.Size):
+        return tuple(_replace(v, change) for v in value)
+    return change(value)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    from .tape import tensors_in
+
+    return list(tensors_in(value))
+
+
+def _names(call: Call) -> str:
+    return ", ".join(root.slot.name for root in _roots(call))

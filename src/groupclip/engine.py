@@ -1,0 +1,432 @@
+"""The one stateful object: a model whose gradients come out clipped, and an optimizer whose steps are private.
+
+``attach`` changes nothing that a user sees: the model is not wrapped, no ``state_dict`` key changes, the optimizer is
+the user's own. After ``engine.backward(losses)`` every ``p.grad`` is the sum over samples of clipped gradients; the
+noise and the division by the expected batch size come once per logical step, in a hook before ``optimizer.step``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import Optimizer
+
+from . import rules as rules  # registers every rule
+from .clipping import ClipFunction, clip_function
+from .errors import CoverageError, GroupClipError, PrivacyViolation
+from .gate import Group, Slot
+from .ledger import Ledger
+from .mechanism import Mechanism
+from .noise import NoiseSource, SecureNoise
+from .partition import Partition, check_covers, partition
+from .private import Call, PrivateParameter, PrivateTensor
+from .rules.normalisation import BATCH_STATISTICS
+from .sampling import claim
+from .tape import LossReduction, Tape
+from .thresholds import Thresholds, group_thresholds, sensitivity
+
+_ATTACHED: dict[int, Engine] = {}  # id of a parameter -> its engine, so that no parameter is attached twice
+
+
+def attach(
+    model: nn.Module,
+    optimizer: Optimizer | None,
+    groups: Partition | str | Mapping[str, str],
+    mechanism: Mechanism | None,
+    *,
+    clip: str | ClipFunction = "automatic",
+    thresholds: Thresholds = 1.0,
+    loss_reduction: LossReduction = "none",
+    noise: NoiseSource | None = None,
+) -> Engine:
+    """Make ``model`` and ``optimizer`` train privately.
+
+    Args:
+        model: any module; its trainable parameters become private, in place.
+        optimizer: a ``torch.optim.Optimizer`` over exactly the trainable parameters; None with ``mechanism=None``.
+        groups: a :class:`Partition`, or a style for :func:`groupclip.partition`.
+        mechanism: the plan of the run, calibrated. None clips without noise and without accounting: not private.
+        clip: the clip function; see :mod:`groupclip.clipping`.
+        thresholds: R (then ``R_m = R / sqrt(M)``), M numbers, or a mapping from group to R_m.
+        loss_reduction: ``none`` (default): gradients come from ``engine.backward(losses)`` alone. ``mean`` or ``sum``: the
+            user's own ``loss.backward()`` is allowed, and the loss is that reduction over the samples of the batch.
+        noise: the source of noise; a new :class:`SecureNoise` by default.
+
+    Guarantee:
+        each step's gradient is ``(sum_i g_i^(m) C(g_i^(m); R_m) + sigma ||(R_1..R_M)|| N(0, I)) / E[batch size]``
+        for every group m (the paper's eq. for G_private^(m), section 1), over the samples of the logical batch; each
+        step is counted before it is applied, and none is made past the plan.
+
+    Raises:
+        CoverageError: a trainable parameter in no group, or not in the optimizer, or the optimizer holds others.
+        PrivacyViolation: the model normalises over the batch (BatchNorm in training mode).
+        ValueError, TypeError: arguments that don't fit; nothing is changed then.
+    """
+    return Engine(model, optimizer, groups, mechanism, clip, thresholds, loss_reduction, noise)
+
+
+class Engine:
+    """See :func:`attach`, which makes it."""
+
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer | None, groups: Partition | str | Mapping[str, str],
+        mechanism: Mechanism | None, clip: str | ClipFunction, thresholds: Thresholds, loss_reduction: LossReduction,
+        noise: NoiseSource | None,
+    ) -> None:  # fmt: skip
+        self.model, self.optimizer, self.mechanism = model, optimizer, mechanism
+        self.partition = groups if isinstance(groups, Partition) else partition(model, groups)
+        check_covers(self.partition, model)
+        self.clip = clip_function(clip)
+        self.thresholds = group_thresholds(thresholds, self.partition.names)
+        _check_arguments(loss_reduction, mechanism, optimizer)
+        _check_modules(model)
+        named = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        _check_parameters(named)
+        if optimizer is not None:
+            _check_optimizer(optimizer, named)
+
+        self.noise: NoiseSource = SecureNoise() if noise is None else noise
+        self.ledger = None if mechanism is None else Ledger(mechanism)
+        self._unsafe: set[str] = set()
+        self._norms: dict[str, Tensor] = {}
+        self._samples = 0  # backpropagated since the last step: secret
+        self._broken = False  # a backward pass failed half-way: p.grad holds a part of it
+        self._stepped: dict[str, tuple[Tensor, int]] = {}  # private gradients that zero_grad has not cleared yet
+        self._tape = Tape(self.clip, loss_reduction, self._norms.__setitem__)
+        self._groups = self._open_groups(named)
+        self._slots = [slot for group in self._groups for slot in group.slots]
+        self._handles: list[Any] = [model.register_forward_pre_hook(self._before_forward, with_kwargs=True, prepend=True)]
+        self._handles += [slot.param.register_hook(slot.witness) for slot in self._slots]
+        self._handles += [m.register_forward_pre_hook(_refuse_batch_statistics) for m in model.modules() if isinstance(m, _BatchNorm)]
+        if optimizer is not None:
+            self._handles.append(optimizer.register_step_pre_hook(self._before_step))
+            self._handles.append(optimizer.register_step_post_hook(self._after_step))
+        self._attached = True
+        self._show_private()
+
+    def _open_groups(self, named: Mapping[str, nn.Parameter]) -> list[Group]:
+        groups = []
+        for name in self.partition.names:
+            group = Group(name, self.thresholds[name], self._tape, [])
+            group.slots += [Slot(n, named[n], group, self.partition.methods.get(n, "auto")) for n in self.partition[name]]
+            groups.append(group)
+        return groups
+
+    # ------------------------------------------------------------------ training
+
+    def backward(self, losses: Tensor) -> None:
+        """Add the clipped gradients of the samples to ``p.grad``: one backward pass.
+
+        Args:
+            losses: ``[B]``, one loss per sample of the batch that the model was last called with; sample i's loss must
+                depend on sample i alone.
+
+        Raises:
+            ValueError: not one loss per sample.
+            PrivacyViolation, CoverageError, GroupClipError: see the messages. ``p.grad`` is as before where it was
+                None; where it held earlier micro-batches, the logical batch must be given up with :meth:`discard`.
+        """
+        self._require_attached()
+        self._check_losses(losses)
+        if self._broken:
+            raise PrivacyViolation(_BROKEN)
+        self._check_cleared()
+        if isinstance(losses, Tensor) and type(losses) is not Tensor:
+            losses = self._settle(losses)
+        held = [slot.param.grad is not None for slot in self._slots]
+        self._norms.clear()
+        try:
+            with self._tape.permit(len(losses)):
+                losses.backward(torch.ones_like(losses))
+                ended = bool(self._tape.ended)
+            if not ended:
+                raise CoverageError(
+                    "no private parameter took part in these losses: they were computed before attach, by another model, or under "
+                    "no_grad"
+                )
+        except BaseException as error:
+            for slot, had in zip(self._slots, held, strict=True):
+                slot.delivered = None
+                if not had:
+                    slot.param.grad = None
+            self._broken = any(held)
+            if isinstance(error, RuntimeError) and "backward through the graph a second time" in str(error):
+                raise GroupClipError(
+                    "a second backward through one forward pass: its samples were clipped and freed in the first. Sum the losses "
+                    "and call engine.backward once, or run the forward pass again"
+                ) from error
+            raise
+        finally:
+            for group in self._groups:
+                group.drop_gate()
+        self._samples += len(losses)
+
+    def _settle(self, losses: Tensor) -> Tensor:
+        """Losses that were computed without telling samples apart: entry i is sample i's, by the contract."""
+        if not isinstance(losses, PrivateTensor):
+            return losses
+        with torch._C.DisableTorchFunctionSubclass():
+            return Call(Tensor.clone, (losses,), {}, [losses]).aligned_rows(losses)
+
+    def _check_losses(self, losses: Tensor) -> None:
+        if not isinstance(losses, Tensor):
+            raise TypeError(f"losses is {type(losses).__name__}; engine.backward takes a tensor [B] of per-sample losses")
+        shape = tuple(losses.shape)
+        if losses.dim() != 1:
+            hint = "pass reduction='none' to the loss function" if losses.dim() == 0 else "reduce each sample's entries, "
+            hint += "" if losses.dim() == 0 else "e.g. losses.flatten(1).mean(1)"
+            if losses.dim() == 2 and shape[1] == 1:
+                hint = "use losses.squeeze(1)"
+            raise ValueError(f"losses has shape {shape}, but engine.backward takes one loss per sample, shape [B]: {hint}")
+        if not losses.requires_grad:
+            raise ValueError("losses don't require grad: they were computed under no_grad, or from no trainable parameter")
+        batch = self._tape.require_batch()
+        if len(losses) != batch:
+            raise ValueError(
+                f"losses has {len(losses)} entries, but the model was last called with {batch} samples: give one loss per sample"
+            )
+
+    def discard(self) -> None:
+        """Give up the logical batch under way: clear every ``p.grad`` and forget what was backpropagated."""
+        for slot in self._slots:
+            slot.param.grad = None
+        self._samples, self._broken = 0, False
+        self._stepped.clear()
+
+    def _before_forward(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._show_private()  # also after a step that failed half-way
+        self._tape.begin_forward(args, kwargs)
+
+    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Make the gradients private: noise, division by the expected batch size, and one event in the ledger."""
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args[0] is the optimizer
+        if closure is not None:
+            raise PrivacyViolation(
+                "optimizer.step was called with a closure: the gradients that it computes would be applied without noise. "
+                "Call engine.backward first and then optimizer.step() without arguments"
+            )
+        if self._broken:
+            raise PrivacyViolation(_BROKEN)
+        _check_optimizer(optimizer, {s.name: s.param for s in self._slots})
+        if self.mechanism is not None and self.ledger is not None:
+            self.ledger.check()
+            self._make_private(self.mechanism)
+            own = claim(self.mechanism, id(self), self._samples)
+            self.ledger.record("groupclip" if own else "user")
+        self._samples = 0
+        self._show_plain()
+
+    def _make_private(self, mechanism: Mechanism) -> None:
+        std = self.noise_std
+        if not all(bool(torch.isfinite(s.param.grad).all()) for s in self._slots if s.param.grad is not None):
+            raise PrivacyViolation(
+                "a summed gradient isn't finite, though every sample was bounded: something changed p.grad after the backward "
+                "pass. Call engine.discard() to give up this logical batch"
+            )
+        for slot in self._slots:
+            if slot.param.grad is None:
+                slot.param.grad = torch.zeros_like(slot.param.data)
+            grad = slot.param.grad
+            self.noise.add_(grad, std)
+            grad.div_(mechanism.expected_batch_size)
+
+    def _after_step(self, *_: Any) -> None:
+        self._stepped = {s.name: (s.param.grad, s.param.grad._version) for s in self._slots if s.param.grad is not None}
+        self._show_private()
+
+    def _check_cleared(self) -> None:
+        for slot in self._slots:
+            if slot.name in self._stepped:
+                grad, version = self._stepped[slot.name]
+                if slot.param.grad is grad and grad._version == version:
+                    raise GroupClipError(
+                        "p.grad still holds the private gradient of the last step: call optimizer.zero_grad() before the next "
+                        "engine.backward, or it would be added to the new one"
+                    )
+        self._stepped.clear()
+
+    # ------------------------------------------------------------------ privacy
+
+    @property
+    def noise_std(self) -> float:
+        """Standard deviation of the noise on every coordinate of the summed gradient: ``sigma ||(R_1..R_M)||``."""
+        if self.mechanism is None:
+            return 0.0
+        return _noise_multiplier(self.mechanism) * sensitivity(self.thresholds)
+
+    def epsilon(self, *, delta: float) -> float:
+        """Epsilon spent so far at this delta."""
+        return self._require_ledger().epsilon(delta)
+
+    def record(self, *, delta: float) -> PrivacyRecord:
+        """Every fact that a reader of the guarantee needs."""
+        ledger = self._require_ledger()
+        return PrivacyRecord.of(
+            ledger, delta=delta, partition=self.partition, thresholds=self.thresholds, noise_std=self.noise_std,
+            clip=self.clip.name, secure_noise=self.noise.secure, unsafe=sorted(self._unsafe),
+        )  # fmt: skip
+
+    def statement(self, *, delta: float) -> str:
+        """The guarantee in words."""
+        return self.record(delta=delta).text()
+
+    def unsafe_norms(self) -> dict[str, Tensor]:
+        """Norms ``[B]`` of the per-sample gradients of each group in the last backward pass.
+
+        NOT private: they are functions of single samples, without noise. The statement of the run says that they were
+        looked at. A group that took no part has norm zero.
+        """
+        self._unsafe.add("per-sample gradient norms")
+        batch = max((len(n) for n in self._norms.values()), default=0)
+        return {name: self._norms.get(name, torch.zeros(batch)) for name in self.partition.names}
+
+    # ------------------------------------------------------------------ state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Ledger, thresholds and partition as plain values. Neither key, seed nor statistic of the data is in it."""
+        return {
+            "ledger": None if self.ledger is None else self.ledger.state_dict(),
+            "thresholds": dict(self.thresholds),
+            "partition": self.partition.to_json(),
+            "clip": repr(self.clip),
+            "unsafe": sorted(self._unsafe),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where another engine of the same plan left off.
+
+        Raises:
+            PrivacyViolation: the state is of another plan, partition, clip function, or other thresholds.
+        """
+        for name, mine in (("thresholds", dict(self.thresholds)), ("partition", self.partition.to_json()), ("clip", repr(self.clip))):
+            if state[name] != mine:
+                raise PrivacyViolation(
+                    f"the saved run had other {name} than this engine: attach with the same settings as the run to be resumed"
+                )
+        if (state["ledger"] is None) != (self.ledger is None):
+            raise PrivacyViolation("the saved run and this engine must both have a mechanism, or neither: attach as it was attached")
+        if self.ledger is not None:
+            self.ledger.load_state_dict(state["ledger"])
+        self._unsafe |= set(state["unsafe"])
+
+    def detach(self) -> None:
+        """Make the model and the optimizer what they were: plain parameters, no hooks. Gradients are cleared.
+
+        Gradients that were clipped but not yet stepped have no noise, so they don't outlive the engine.
+        """
+        if not self._attached:
+            return
+        self._attached = False
+        for handle in self._handles:
+            handle.remove()
+        for group in self._groups:
+            group.drop_gate()
+        for slot in self._slots:
+            slot.param.__class__ = nn.Parameter
+            del slot.param._slot
+            slot.param.grad = None
+            _ATTACHED.pop(id(slot.param), None)
+
+    def _show_private(self) -> None:
+        """Give the parameters the class by which their uses are seen."""
+        for slot in self._slots:
+            if type(slot.param) is not PrivateParameter:
+                slot.param.__class__ = PrivateParameter
+                slot.param._slot = slot  # pyright: ignore[reportAttributeAccessIssue]
+                _ATTACHED[id(slot.param)] = self
+
+    def _show_plain(self) -> None:
+        """For the step: optimizers take their fused path for plain parameters only."""
+        for slot in self._slots:
+            slot.param.__class__ = nn.Parameter
+
+    def _require_attached(self) -> None:
+        if not self._attached:
+            raise GroupClipError("the engine is detached: call groupclip.attach again")
+
+    def _require_ledger(self) -> Ledger:
+        if self.ledger is None:
+            raise PrivacyViolation(
+                "this engine clips without noise (mechanism=None), so it guarantees nothing: attach with a calibrated Mechanism"
+            )
+        return self.ledger
+
+
+_BROKEN = (
+    "an earlier backward pass of this logical batch failed half-way, so p.grad holds a part of its samples; call "
+    "engine.discard() to give the logical batch up, and go on with the next one"
+)
+
+
+def _refuse_batch_statistics(module: nn.Module, _: Any) -> None:
+    assert isinstance(module, _BatchNorm)
+    if torch.is_grad_enabled() and (module.training or module.running_mean is None):
+        raise PrivacyViolation(f"{type(module).__name__}: {BATCH_STATISTICS}")
+
+
+def _check_modules(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
+            raise PrivacyViolation(f"module {name!r} is {type(module).__name__} in training mode: {BATCH_STATISTICS}")
+
+
+def _check_arguments(loss_reduction: str, mechanism: Mechanism | None, optimizer: Optimizer | None) -> None:
+    if loss_reduction not in ("none", "mean", "sum"):
+        raise ValueError(f"loss_reduction={loss_reduction!r} must be 'none', 'mean' or 'sum'")
+    if mechanism is None:
+        return
+    if not isinstance(mechanism, Mechanism):
+        raise TypeError(f"mechanism is {type(mechanism).__name__}; it must be a groupclip.Mechanism or None")
+    _noise_multiplier(mechanism)
+    if optimizer is None:
+        raise ValueError(
+            "a mechanism without an optimizer: noise is added when the optimizer steps; pass the optimizer, or mechanism=None to "
+            "clip only"
+        )
+
+
+def _noise_multiplier(mechanism: Mechanism) -> float:
+    if mechanism.noise_multiplier is None:
+        raise ValueError("the mechanism has no noise_multiplier yet: use mechanism.calibrate(epsilon=.., delta=..)")
+    return mechanism.noise_multiplier
+
+
+def _check_parameters(named: Mapping[str, nn.Parameter]) -> None:
+    for name, param in named.items():
+        if id(param) in _ATTACHED:
+            raise GroupClipError(f"parameter {name!r} is attached already: call detach() on the engine that holds it first")
+        if type(param) is PrivateParameter:
+            param.__class__ = nn.Parameter  # a deep copy of an attached model
+        if type(param) is not nn.Parameter:
+            raise CoverageError(
+                f"parameter {name!r} is a {type(param).__name__}, a subclass of Parameter with a behaviour of its own that groupclip "
+                "can't follow; use a plain nn.Parameter or freeze it"
+            )
+        if not param.is_floating_point():
+            raise CoverageError(f"parameter {name!r} has dtype {param.dtype}: only real floating point parameters can be clipped")
+        if param.numel() == 0:
+            raise CoverageError(f"parameter {name!r} has no elements: run a first forward pass or freeze it")
+
+
+def _check_optimizer(optimizer: Optimizer, named: Mapping[str, nn.Parameter]) -> None:
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise PrivacyViolation("LBFGS evaluates the gradient several times in a step, each without noise: use another optimizer")
+    held = {id(p): p for group in optimizer.param_groups for p in group["params"]}
+    ours = {id(p): n for n, p in named.items()}
+    foreign = [p for i, p in held.items() if i not in ours and p.requires_grad]
+    if foreign:
+        raise CoverageError(
+            f"the optimizer holds {len(foreign)} trainable parameters that are not the model's (first shape "
+            f"{tuple(foreign[0].shape)}): they would be updated without clipping and noise. Build the optimizer from the "
+            "attached model's parameters (after any change to the model), or freeze the others"
+        )
+    missing = [n for i, n in ours.items() if i not in held]
+    if missing:
+        raise CoverageError(
+            f"trainable parameters are not in the optimizer: {', '.join(missing[:5])}{' ..' if len(missing) > 5 else ''}. They would "
+            "cost noise and never change: add them to the optimizer, or freeze them with requires_grad_(False)"
+        )

@@ -1,0 +1,281 @@
+"""The gate of a group: where autograd itself says that a group's backward pass is complete, and clipping happens.
+
+A group has at most one open gate. The gate is an autograd node between the group's parameters and every use of them:
+a use (:func:`tap`) depends on the gate's *token*, so autograd runs the gate's backward once, after all uses of the
+group that are in the graph. Then norms are known, factors are computed, the sum of clipped gradients is formed and
+handed to the parameters, and what was booked is freed. That is Algorithm 1 of the paper with "l is the first layer of
+the m-th group" decided by the engine instead of by a list of layers: right for tied weights, reused modules, unused
+branches and any order of execution.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from .clipping import bounded_factors
+from .errors import CoverageError, GroupClipError, PrivacyViolation
+from .norms import accumulation_dtype
+from .persample.base import PerSample
+from .persample.combine import combine
+from .tape import Tape, in_backward
+
+#: Autograd runs ready nodes by descending sequence number. A gate must go before everything below it, or the group
+#: would keep its memory to the end of the pass.
+_FIRST = 2**63
+
+
+@dataclass(eq=False)
+class Slot:
+    """One private parameter: its name, its group, and the gradient that the gate has just handed to autograd."""
+
+    name: str
+    param: nn.Parameter
+    group: Group
+    method: str
+    delivered: Tensor | None = None
+
+    def witness(self, grad: Tensor) -> None:
+        """Hook on the parameter: nothing but the gate's clipped sum may become its gradient."""
+        delivered, self.delivered = self.delivered, None
+        if grad is not delivered:
+            raise CoverageError(
+                f"a gradient reached parameter {self.name!r} that was not clipped: the parameter is used by an operation "
+                "that groupclip can't see (a custom autograd.Function or compiled code called with it). "
+                "Use ordinary torch operations on the parameter, or freeze it with requires_grad_(False) before attaching"
+            )
+
+
+@dataclass(eq=False)
+class Group:
+    """The running side of one group of the partition."""
+
+    name: str
+    threshold: float
+    tape: Tape
+    slots: list[Slot]
+    gate: Gate | None = None
+
+    def open_gate(self) -> Gate:
+        """The gate that uses of this group depend on now: it stays open until its backward."""
+        if self.gate is None:
+            if in_backward() and self.name in self.tape.ended:
+                raise PrivacyViolation(
+                    f"group {self.name!r} was clipped already when a re-entrant checkpoint used it again: a group that spans "
+                    "two checkpointed segments would be clipped in parts. Use torch.utils.checkpoint with "
+                    "use_reentrant=False, or groups that lie inside one segment"
+                )
+            self.gate = Gate(self)
+        return self.gate
+
+    def drop_gate(self) -> None:
+        """Forget a gate whose backward never came (a forward pass that was thrown away)."""
+        if self.gate is not None:
+            self.gate.token = None
+            self.gate = None
+
+
+class Gate:
+    """One opening of a group: what has been booked since, and the token that uses depend on."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self.closed = False
+        self.nested = in_backward()
+        self._booked: dict[Slot, list[PerSample]] = {}
+        self._uses: dict[Slot, weakref.WeakSet[_Use]] = {}
+        self._leaves: dict[Slot, Tensor] = {}
+        self.token: Tensor | None = _GateNode.apply(self, *[slot.param for slot in group.slots])
+        assert self.token is not None and self.token.grad_fn is not None
+        self.token.grad_fn._set_sequence_nr(_FIRST)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def leaf(self, slot: Slot) -> Tensor:
+        """A stand-in for the parameter, from which tensors that depend on parameters alone are derived."""
+        if slot not in self._leaves:
+            self._leaves[slot] = slot.param.detach().requires_grad_(True)
+        return self._leaves[slot]
+
+    def expect(self, slot: Slot, use: _Use) -> None:
+        """Announce a use of the parameter whose backward is to come."""
+        if not in_backward():  # a checkpoint's recomputation only refills the saved tensors of the first forward
+            self._uses.setdefault(slot, weakref.WeakSet()).add(use)
+
+    def book(self, slot: Slot, grads: PerSample) -> None:
+        """Keep the per-sample gradients of one use. A lone use is normed at once, so that it keeps what is smaller."""
+        booked = self._booked.setdefault(slot, [])
+        if not booked and len(self._uses.get(slot, ())) <= 1:
+            grads = grads.settle(slot.method)
+        booked.append(grads)
+
+    def close(self) -> list[Tensor | None]:
+        """Clip: the sums of clipped gradients of the group's parameters (None where a parameter wasn't used)."""
+        if self.closed:
+            raise GroupClipError(
+                f"a second backward went through the forward pass of group {self.group.name!r}: its samples were clipped and "
+                "freed in the first. Sum the losses and call engine.backward once, or run the forward pass again"
+            )
+        self.closed, self.token = True, None
+        if self.group.gate is self:
+            self.group.gate = None
+        tape = self.group.tape
+        tape.ended.add(self.group.name)
+        grads = {slot: combine(uses) for slot, uses in self._booked.items()}
+        self._booked.clear()
+        if not grads:
+            return [None] * len(self.group.slots)
+        sizes = {g.num_samples for g in grads.values()}
+        if len(sizes) > 1:
+            raise PrivacyViolation(
+                f"group {self.group.name!r} was used with batches of different sizes {sorted(sizes)} in one backward pass; "
+                "each loss must come from forward passes over the same samples"
+            )
+        scale = tape.scale(sizes.pop())
+        norms = torch.stack([g.square_norms() for g in grads.values()]).sum(dim=0).sqrt() * scale
+        dtypes = [slot.param.dtype for slot in grads]
+        lowest = max(dtypes, key=lambda d: torch.finfo(d).eps)
+        norms = norms.to(max((accumulation_dtype(d) for d in dtypes), key=lambda d: torch.finfo(d).bits))
+        factors = bounded_factors(tape.clip, norms, self.group.threshold, lowest) * scale
+        tape.report(self.group.name, norms)
+        finite = torch.isfinite(norms)
+        if not bool(finite.all()):  # zero times infinity is not zero: such samples must be left out of the products
+            keep = finite.nonzero().flatten()
+            factors = factors[keep]
+            grads = {slot: g.select(keep) for slot, g in grads.items()}
+        return [self._deliver(slot, grads.pop(slot, None), factors) for slot in self.group.slots]
+
+    @staticmethod
+    def _deliver(slot: Slot, grads: PerSample | None, factors: Tensor) -> Tensor | None:
+        if grads is None:
+            return None
+        slot.delivered = grads.weighted_sum(factors).to(slot.param.dtype).reshape(slot.param.shape)
+        return slot.delivered
+
+
+class _GateNode(torch.autograd.Function):
+    """Parameters in, an empty token out; backward waits for every use and then closes the gate."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Gate, *params: Tensor) -> Tensor:
+        ctx.gate = gate
+        ctx.set_materialize_grads(False)
+        return torch.empty(0, dtype=params[0].dtype, device=params[0].device)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, _: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return (None, *ctx.gate.close())
+
+
+#: From the saved tensors and the gradients of the outputs to the per-sample gradients of each target.
+Book = Callable[[Sequence[Tensor], Sequence[Tensor | None]], Sequence[PerSample]]
+
+
+@dataclass(eq=False)
+class Target:
+    """Where the per-sample gradients of one operand go: a parameter, as they are or pulled back to it."""
+
+    slot: Slot
+    gate: Gate
+    pull: Callable[[PerSample], PerSample]
+
+
+class _Use:
+    """One operation's use of some operands: what to book when its output gradient arrives."""
+
+    def __init__(self, targets: Sequence[Sequence[Target]], book: Book) -> None:
+        self.targets, self.book = targets, book
+        self.recomputed = in_backward()
+        for operand in targets:
+            for target in operand:
+                target.gate.expect(target.slot, self)
+
+    def check(self) -> None:
+        for gate in {t.gate for operand in self.targets for t in operand}:
+            gate.group.tape.require_permission()  # before anything is booked
+            if gate.closed:
+                gate.close()  # raises: a second backward
+            if self.recomputed and not gate.nested:
+                raise PrivacyViolation(
+                    f"group {gate.group.name!r} is used inside and outside a re-entrant checkpoint, which would clip it in "
+                    "parts: use torch.utils.checkpoint with use_reentrant=False"
+                )
+
+    def run(self, saved: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
+        for operand, samples in zip(self.targets, self.book(saved, grads), strict=True):
+            for target in operand:
+                target.gate.book(target.slot, target.pull(samples))
+
+
+class _Tap(torch.autograd.Function):
+    """Passes outputs through; backward books ``(saved, gradients)`` and passes the gradients on.
+
+    The outputs come back detached (new tensors on the same memory), not as views: views made by a custom Function
+    may not be modified in place, and models do apply in-place activations to the output of a layer.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, use: _Use, saved: tuple[Tensor, ...], num_outputs: int, *tensors: Tensor) -> Any:
+        ctx.use, ctx.num_tokens = use, len(tensors) - num_outputs
+        ctx.save_for_backward(*saved)
+        ctx.set_materialize_grads(False)
+        outputs = tuple(t.detach() for t in tensors[:num_outputs])
+        return outputs[0] if num_outputs == 1 else outputs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.use.check()
+        if any(g is not None for g in grads):
+            ctx.use.run(ctx.saved_tensors, grads)
+        return (None, None, None, *grads, *[None] * ctx.num_tokens)
+
+
+class _TapInPlace(torch.autograd.Function):
+    """As :class:`_Tap`, for an output that is an operand modified in place."""
+
+    @staticmethod
+    def forward(ctx: Any, use: _Use, saved: tuple[Tensor, ...], output: Tensor, *tokens: Tensor) -> Tensor:
+        ctx.use, ctx.num_tokens = use, len(tokens)
+        ctx.save_for_backward(*saved)
+        ctx.set_materialize_grads(False)
+        ctx.mark_dirty(output)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.use.check()
+        if grad is not None:
+            ctx.use.run(ctx.saved_tensors, (grad,))
+        return (None, None, grad, *[None] * ctx.num_tokens)
+
+
+def tap(outputs: Sequence[Tensor], saved: Sequence[Tensor], targets: Sequence[Sequence[Target]], book: Book) -> tuple[Tensor, ...]:
+    """Outputs of an operation, tied to the gates of its private operands.
+
+    Args:
+        outputs: what the operation computed with detached parameters, so that autograd knows its input gradients and no
+            weight gradient.
+        saved: tensors that ``book`` needs (they go through autograd's saved-tensor hooks).
+        targets: for each private operand, the parameters that its per-sample gradients belong to.
+        book: see :data:`Book`; one :class:`PerSample` an operand.
+    """
+    use = _Use(targets, book)
+    result = _Tap.apply(use, tuple(t.detach() for t in saved), len(outputs), *outputs, *_tokens(targets))
+    return result if isinstance(result, tuple) else (result,)
+
+
+def tap_in_place(output: Tensor, saved: Sequence[Tensor], targets: Sequence[Sequence[Target]], book: Book) -> Tensor:
+    """As :func:`tap` for an operand that the operation modified in place: the same tensor comes back."""
+    return _TapInPlace.apply(_Use(targets, book), tuple(t.detach() for t in saved), output, *_tokens(targets))
+
+
+def _tokens(targets: Sequence[Sequence[Target]]) -> list[Tensor]:
+    gates = {t.gate: None for operand in targets for t in operand}
+    return [gate.token for gate in gates if gate.token is not None]

@@ -1,0 +1,41 @@
+"""What every form of per-sample gradients can do."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor
+
+
+class PerSample(ABC):
+    """The gradients of B samples with respect to one tensor of some shape.
+
+    Book-Keeping needs two things of them: the squared norm of each, and, once the clip factors are known, their
+    weighted sum. How the gradients are kept in between is up to the form.
+    """
+
+    @property
+    @abstractmethod
+    def num_samples(self) -> int:
+        """B."""
+
+    @abstractmethod
+    def square_norms(self) -> Tensor:
+        """``[B]`` squared norms, in float32 or better, exact up to rounding and never negative."""
+
+    @abstractmethod
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        """``sum_i factors[i] * gradient_i``, in the shape of the tensor. ``factors`` is ``[B]``."""
+
+    @abstractmethod
+    def instantiate(self) -> Tensor:
+        """``[B, *shape]``: the gradients themselves."""
+
+    @abstractmethod
+    def select(self, index: Tensor) -> PerSample:
+        """The gradients of the samples ``index`` (``[K]`` integers) alone."""
+
+    def settle(self, method: str) -> PerSample:
+        """The form to keep until the group ends, its norms computed. ``method`` is one of ``norms.METHODS``."""
+        del method
+        return self

@@ -1,0 +1,106 @@
+"""Per-sample gradients of a convolution kernel.
+
+Legend: B samples, K images of each sample (frames, windows; mostly 1), C input and p output channels, n groups of
+channels, T output pixels, k kernel pixels. A convolution is a linear map of unfolded patches ``[B, n, KT, (C/n) k]``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from ..norms import AUTO, CANCELLATION, GRAM, accumulation_dtype, choose_method, gram_square_sums, square_sums
+from .base import PerSample
+from .dense import Dense
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """What a convolution is, apart from its numbers. ``padding`` is the symmetric zero padding of each dimension."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+    def patches(self, x: Tensor) -> Tensor:
+        """``[N, C, *pixels]`` images to ``[N, n, T, (C/n) k]`` patches (im2col, in any number of dimensions)."""
+        dims = len(self.kernel)
+        x = torch.nn.functional.pad(x, [q for p in reversed(self.padding) for q in (p, p)])
+        for i, (size, step, gap) in enumerate(zip(self.kernel, self.stride, self.dilation, strict=True)):
+            x = x.unfold(2 + i, gap * (size - 1) + 1, step)[..., ::gap]  # adds the kernel dimension at the end
+        # [N, C, *out, *kernel] -> [N, n, *out, C/n, *kernel]
+        x = x.unflatten(1, (self.groups, -1)).movedim(2, 2 + dims)
+        return x.flatten(2 + dims).flatten(2, 1 + dims)
+
+
+class Convolution(PerSample):
+    """Gradients of a kernel ``[p, C/n, *kernel]`` of B samples with K images each.
+
+    Args:
+        x: ``[B, K, C, *pixels]`` inputs; g: ``[B, K, p, *out]`` gradients with respect to the outputs.
+    """
+
+    def __init__(self, x: Tensor, g: Tensor, geometry: Geometry) -> None:
+        self.x, self.g, self.geometry = x, g, geometry
+        self._square_norms: Tensor | None = None
+
+    @property
+    def num_samples(self) -> int:
+        return self.x.shape[0]
+
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        return (self.g.shape[2], self.x.shape[2] // self.geometry.groups, *self.geometry.kernel)
+
+    def _factors(self) -> tuple[Tensor, Tensor]:
+        """The convolution as a linear map: inputs ``[B n, KT, (C/n) k]`` and output gradients ``[B n, KT, p/n]``."""
+        batch, images, n = self.num_samples, self.x.shape[1], self.geometry.groups
+        wide = accumulation_dtype(self.x.dtype)
+        a = self.geometry.patches(self.x.flatten(0, 1).to(wide))  # [BK, n, T, (C/n)k]
+        a = a.unflatten(0, (batch, images)).movedim(1, 2).flatten(2, 3).flatten(0, 1)
+        g = self.g.to(wide).unflatten(2, (n, -1)).flatten(4)  # [B, K, n, p/n, T]
+        g = g.permute(0, 2, 1, 4, 3).flatten(2, 3).flatten(0, 1)
+        return a, g
+
+    def square_norms(self) -> Tensor:
+        if self._square_norms is None:
+            squares, ratio = gram_square_sums(*self._factors())
+            batch, n = self.num_samples, self.geometry.groups
+            squares, ratio = squares.view(batch, n).sum(dim=1), ratio.view(batch, n).amin(dim=1)
+            doubtful = (ratio < CANCELLATION).nonzero().flatten()
+            if len(doubtful) > 0:
+                squares[doubtful] = square_sums(self.select(doubtful).instantiate())
+            self._square_norms = squares
+        return self._square_norms
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        weights = factors.to(self.g.dtype).view(-1, *[1] * (self.g.dim() - 1))
+        x, g = self.x.flatten(0, 1), (self.g * weights).flatten(0, 1)
+        geo, dims = self.geometry, len(self.geometry.kernel)
+        _, weight, _ = torch.ops.aten.convolution_backward(
+            g, x, x.new_empty(self._shape), None, list(geo.stride), list(geo.padding), list(geo.dilation),
+            False, [0] * dims, geo.groups, [False, True, False],
+        )  # fmt: skip
+        return weight
+
+    def instantiate(self) -> Tensor:
+        a, g = self._factors()
+        return torch.bmm(g.transpose(1, 2), a).view(self.num_samples, *self._shape)
+
+    def select(self, index: Tensor) -> Convolution:
+        return Convolution(self.x.index_select(0, index), self.g.index_select(0, index), self.geometry)
+
+    def settle(self, method: str) -> PerSample:
+        if method == AUTO:
+            positions = self.x.shape[1] * prod(self.g.shape[3:])
+            # The kernels of the n channel groups are n independent linear maps of (C/n)k inputs and p/n outputs.
+            method = choose_method(positions, prod(self._shape[1:]), self.g.shape[2] // self.geometry.groups)
+        if method == GRAM:
+            self.square_norms()
+            return self
+        return Dense(self.instantiate()).settle(method)

@@ -1,0 +1,87 @@
+"""Per-sample gradients of a weight matrix, as the two factors of Book-Keeping: inputs and output gradients.
+
+Legend: B samples, T positions that share the weight, d inputs, p outputs.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..norms import AUTO, CANCELLATION, GRAM, accumulation_dtype, choose_method, gram_square_sums, square_sums
+from .base import PerSample
+from .dense import Dense
+
+
+class Outer(PerSample):
+    """Gradients ``g_i^T a_i`` (``[p, d]``), or their transposes ``a_i^T g_i`` (``[d, p]``), of B samples.
+
+    Args:
+        a: ``[B, T, d]`` inputs of the layer.
+        g: ``[B, T, p]`` gradients of the loss with respect to its outputs.
+        inputs_first: the weight is stored ``[d, p]`` (``x @ W``) instead of ``[p, d]`` (``F.linear``).
+    """
+
+    def __init__(self, a: Tensor, g: Tensor, inputs_first: bool = False) -> None:
+        self.a, self.g, self.inputs_first = a, g, inputs_first
+        self._square_norms: Tensor | None = None
+
+    @property
+    def num_samples(self) -> int:
+        return self.a.shape[0]
+
+    @property
+    def positions(self) -> int:
+        return self.a.shape[1]
+
+    def square_norms(self) -> Tensor:
+        if self._square_norms is None:
+            self._square_norms = self._by_gram()
+        return self._square_norms
+
+    def _by_gram(self) -> Tensor:
+        if self.positions == 1:
+            return square_sums(self.a) * square_sums(self.g)
+        squares, ratio = gram_square_sums(self.a, self.g)
+        # <AA^T, GG^T> of a sample whose terms cancel says little: take that sample's gradient itself.
+        doubtful = (ratio < CANCELLATION).nonzero().flatten()
+        if len(doubtful) > 0:
+            squares[doubtful] = square_sums(self.select(doubtful).instantiate())
+        return squares
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        a, g = self.a, self.g
+        weights = factors.to(a.dtype).view(-1, 1, 1)
+        # Scale the thinner operand, and never in place: autograd may be using the same tensor elsewhere.
+        if a.shape[2] < g.shape[2]:
+            a = a * weights
+        else:
+            g = g * weights
+        a, g = a.flatten(0, 1), g.flatten(0, 1)
+        return a.t() @ g if self.inputs_first else g.t() @ a
+
+    def instantiate(self) -> Tensor:
+        a, g = self.a, self.g
+        wide = accumulation_dtype(a.dtype)
+        a, g = a.to(wide), g.to(wide)
+        return torch.bmm(a.transpose(1, 2), g) if self.inputs_first else torch.bmm(g.transpose(1, 2), a)
+
+    def select(self, index: Tensor) -> Outer:
+        return Outer(self.a.index_select(0, index), self.g.index_select(0, index), self.inputs_first)
+
+    def settle(self, method: str) -> PerSample:
+        if method == AUTO:
+            method = choose_method(self.positions, self.a.shape[2], self.g.shape[2])
+        if method == GRAM or self.positions == 1:
+            self.square_norms()
+            return self
+        return Dense(self.instantiate()).settle(method)
+
+
+def join_outers(uses: list[Outer]) -> Outer:
+    """Several uses of one weight: the gradient is their sum, so they are one use with more positions T."""
+    flips = [use.inputs_first != uses[0].inputs_first for use in uses]
+    # (a, g) of a transposed use trade places: g^T a with inputs first is (a, g) swapped.
+    inputs = [use.g if flip else use.a for use, flip in zip(uses, flips, strict=True)]
+    grads = [use.a if flip else use.g for use, flip in zip(uses, flips, strict=True)]
+    return Outer(torch.cat(inputs, dim=1), torch.cat(grads, dim=1), uses[0].inputs_first)

@@ -1,0 +1,233 @@
+"""Private parameters: every operation that uses a parameter is seen, and goes to a rule that keeps samples apart.
+
+``attach`` gives each trainable parameter the class :class:`PrivateParameter`, in place. Its ``__torch_function__``
+sends every operation to :func:`dispatch`, which knows three ways:
+
+1. a *rule* (:mod:`groupclip.rules`) for the operation: closed forms, fast;
+2. the *generic rule*: the one operation, sample by sample under ``vmap``, checked against its own output;
+3. *derivation*: an operation on parameters alone (``w.t()``, ``1 + w``, a position embedding without a batch
+   dimension) gives a :class:`PrivateTensor`, which is in turn private until it meets the batch. What neither a rule
+   nor the generic rule can split by sample is derived too: exact in every case, and slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .derived import Derived, derive
+from .errors import CoverageError, UnsupportedOperation
+from .gate import Slot, Target, tap
+from .persample.base import PerSample
+from .persample.pulled import Row
+from .tape import Tape
+
+
+class PrivateParameter(nn.Parameter):
+    """A trainable parameter whose every use is seen. Made by ``groupclip.attach``, undone by ``engine.detach``."""
+
+    _slot: Slot | None = None  # None on a deep copy: a parameter without an engine
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return dispatch(func, args, kwargs or {})
+
+    def __reduce_ex__(self, protocol: int) -> Any:
+        # Pickled as the plain parameter that it is: the engine isn't part of the model.
+        with torch._C.DisableTorchFunctionSubclass():
+            return nn.Parameter(self.detach(), self.requires_grad).__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PrivateParameter:
+        if id(self) not in memo:
+            with torch._C.DisableTorchFunctionSubclass():
+                memo[id(self)] = PrivateParameter(self.detach().clone(), self.requires_grad)
+        return memo[id(self)]
+
+
+class PrivateTensor(Tensor):
+    """A tensor that was computed from private parameters without the batch, and not yet met it."""
+
+    _derived: Derived
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return dispatch(func, args, kwargs or {})
+
+
+Private = PrivateParameter | PrivateTensor
+Rule = Callable[..., Any]
+
+#: operation -> rule(call, *args, **kwargs). Rules raise :class:`NotSplit` where they can't split the operation.
+RULES: dict[Any, Rule] = {}
+
+#: Operations that return facts, or tensors cut off from autograd: run as they are.
+_PASSIVE: set[Any] = {
+    Tensor.detach, Tensor.size, Tensor.dim, Tensor.numel, Tensor.nelement, Tensor.stride, Tensor.is_contiguous,
+    Tensor.requires_grad_, Tensor.register_hook, Tensor.is_floating_point, Tensor.is_complex, Tensor.data_ptr,
+    Tensor.untyped_storage, Tensor.element_size, Tensor.get_device, Tensor.__len__, Tensor.__repr__, Tensor.__hash__,
+    Tensor.register_post_accumulate_grad_hook, Tensor.retain_grad, Tensor.__format__, Tensor.__reduce_ex__,
+}  # fmt: skip
+
+
+class NotSplit(Exception):
+    """A rule found no sample axis in this call: let the next way try."""
+
+
+def dispatch(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Run ``func`` on arguments of which some are private."""
+    with torch._C.DisableTorchFunctionSubclass():
+        if not torch.is_grad_enabled() or func in _PASSIVE:
+            return func(*args, **kwargs)
+        privates = [p for p in _privates_in((args, kwargs)) if p.requires_grad]
+        if not privates:
+            return func(*args, **kwargs)
+        if func.__name__ in ("__get__", "__set__", "__delete__"):  # properties: shape, grad, data, T ..
+            result = func(*args, **kwargs)
+            if not isinstance(result, Tensor) or not result.requires_grad or func == Tensor.grad.__get__:  # pyright: ignore
+                return result
+        if func is Tensor.backward:
+            raise UnsupportedOperation(
+                "backward() on a tensor that was computed without telling samples apart; call engine.backward(losses) with "
+                "the per-sample losses themselves"
+            )
+        call = Call(func, args, kwargs, privates)
+        rule = RULES.get(func)
+        if rule is not None:
+            try:
+                return rule(call, *args, **kwargs)
+            except NotSplit:
+                return call.derive()
+        return _otherwise(call)
+
+
+def _otherwise(call: Call) -> Any:
+    from .rules.generic import run_by_sample  # here: rules import this module
+
+    try:
+        return run_by_sample(call)
+    except NotSplit:
+        return call.derive()
+
+
+class Call:
+    """One operation with private operands, and what rules do with it."""
+
+    def __init__(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], privates: list[Private]) -> None:
+        self.func, self.args, self.kwargs, self.privates = func, args, kwargs, privates
+        tapes = {id(tape): tape for p in privates for tape in _tapes(p)}
+        if len(tapes) > 1:
+            raise CoverageError(
+                f"{self.name} uses parameters of models attached to different engines: attach one model that holds both"
+            )
+        self.tape: Tape = next(iter(tapes.values()))
+        self.batch = self.tape.require_batch()
+
+    @property
+    def name(self) -> str:
+        return getattr(self.func, "__name__", str(self.func))
+
+    @staticmethod
+    def is_private(value: object) -> bool:
+        return isinstance(value, (PrivateParameter, PrivateTensor)) and value.requires_grad
+
+    def value(self, operand: Any) -> Any:
+        """The operand as autograd may see it: no gradient goes to a parameter from here."""
+        if isinstance(operand, PrivateTensor):
+            return operand._derived.native
+        if isinstance(operand, PrivateParameter):
+            return operand.detach()
+        return operand
+
+    def activation(self, operand: Any) -> Tensor:
+        """The operand as a batch of activations, dimension 0 the sample (or samples times positions).
+
+        A private tensor whose rows can be read as samples becomes such a batch here (a lookup of ids that weren't
+        known to be the batch). Anything else without the sample axis in front raises :class:`NotSplit`.
+        """
+        if isinstance(operand, PrivateTensor):
+            rows = operand._derived.rows
+            if rows is None:
+                raise NotSplit
+            return rows()
+        if self.is_private(operand) or not isinstance(operand, Tensor) or not self.leads_with_batch(operand.shape):
+            raise NotSplit
+        return operand
+
+    def aligned_rows(self, operand: Private) -> Tensor:
+        """A private operand with one row a sample, that the operation lines up with the batch, as activations."""
+        if isinstance(operand, PrivateTensor) and operand._derived.rows is not None:
+            return operand._derived.rows()
+        batch = self.batch
+
+        def book(saved: Any, grads: Any) -> list[PerSample]:
+            return [Row(grads[0], torch.arange(batch, device=grads[0].device), batch)]
+
+        return self.tap([self.value(operand)], [], [operand], book)[0]
+
+    def is_batch(self, operand: Any) -> bool:
+        """Whether a tensor surely holds one row a sample: it comes from the batch, and isn't merely as long."""
+        return (
+            isinstance(operand, Tensor)
+            and not self.is_private(operand)
+            and operand.dim() > 0
+            and operand.shape[0] == self.batch
+            and (operand.requires_grad or self.tape.is_input(operand))
+        )
+
+    def leads_with_batch(self, shape: torch.Size) -> bool:
+        """Whether dimension 0 is the batch, or the batch times positions, sample-major."""
+        if len(shape) == 0:
+            return False
+        return shape[0] == self.batch or (self.batch > 0 and shape[0] > 0 and shape[0] % self.batch == 0)
+
+    def tap(
+        self,
+        outputs: list[Tensor],
+        saved: list[Tensor],
+        operands: list[Any],
+        book: Callable[[Any, Any], list[PerSample]],
+    ) -> tuple[Tensor, ...]:
+        """Tie outputs to the private operands: ``book`` gives one :class:`PerSample` for each of ``operands``."""
+        return tap(outputs, saved, [targets(o) for o in operands], book)
+
+    def derive(self) -> Any:
+        """Run the operation on stand-ins of the parameters, and keep the graph for the way back."""
+        return derive(self)
+
+
+def targets(operand: Private) -> list[Target]:
+    """The parameters behind a private operand."""
+    if isinstance(operand, PrivateTensor):
+        return operand._derived.targets()
+    slot = operand._slot
+    assert slot is not None
+    return [Target(slot, slot.group.open_gate(), lambda samples: samples)]
+
+
+def _tapes(private: Private) -> Iterator[Tape]:
+    if isinstance(private, PrivateTensor):
+        yield private._derived.tape
+    elif private._slot is None:
+        raise CoverageError(
+            "a private parameter without an engine is used with gradients: this model is a deep copy of an attached one. "
+            "Copy the model before attaching, call groupclip.attach on the copy, or use it under torch.no_grad()"
+        )
+    else:
+        yield private._slot.group.tape
+
+
+def _privates_in(value: object) -> Iterator[Private]:
+    if isinstance(value, (PrivateParameter, PrivateTensor)):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _privates_in(item)
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _privates_in(item)
+
+
+__all__ = ["RULES", "Call", "NotSplit", "Private", "PrivateParameter", "PrivateTensor", "dispatch", "targets"]

@@ -1,0 +1,100 @@
+"""``F.multi_head_attention_forward``, the function behind ``nn.MultiheadAttention`` and ``nn.Transformer*``.
+
+It asks for the override once, at the top, and hides four matrix products behind it. Here it is written out in terms
+of the other rules, so that projections are booked like any linear layer. The samples are dimension 1 of its inputs.
+
+Legend: N samples, L queries, S keys, E features, H heads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..private import RULES, Call, NotSplit, dispatch
+
+
+def multi_head_attention(
+    call: Call, query: Any, key: Any, value: Any, embed_dim_to_check: int, num_heads: int, in_proj_weight: Any,
+    in_proj_bias: Any, bias_k: Any, bias_v: Any, add_zero_attn: bool, dropout_p: float, out_proj_weight: Any,
+    out_proj_bias: Any, training: bool = True, key_padding_mask: Tensor | None = None, need_weights: bool = True,
+    attn_mask: Tensor | None = None, use_separate_proj_weight: bool = False, q_proj_weight: Any = None,
+    k_proj_weight: Any = None, v_proj_weight: Any = None, static_k: Tensor | None = None,
+    static_v: Tensor | None = None, average_attn_weights: bool = True, is_causal: bool = False,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """The same result as torch's own; attention dropout draws the same numbers of random numbers in another order."""
+    del embed_dim_to_check
+    if static_k is not None or static_v is not None or any(call.is_private(t) for t in (query, key, value)):
+        raise NotSplit
+    if query.dim() != 3 or any(t.shape[1] != call.batch for t in (query, key, value)):
+        raise NotSplit
+    same = query is key and key is value
+    q, k, v = (t.transpose(0, 1) for t in (query, key, value))  # [N, L or S, E]
+    weights = (q_proj_weight, k_proj_weight, v_proj_weight) if use_separate_proj_weight else in_proj_weight
+    q, k, v = _project(q, k, v, weights, in_proj_bias, same)
+    batch, queries = q.shape[:2]
+    mask = _mask(attn_mask, key_padding_mask, batch, num_heads, q.dtype)
+    if bias_k is not None:
+        k, v = (_append(t, b) for t, b in ((k, bias_k), (v, bias_v)))
+        mask = _open_one_more(mask)
+    if add_zero_attn:
+        k, v = (F.pad(t, (0, 0, 0, 1)) for t in (k, v))
+        mask = _open_one_more(mask)
+    q, k, v = (t.unflatten(2, (num_heads, -1)).transpose(1, 2) for t in (q, k, v))  # [N, H, L or S, E/H]
+    dropout = dropout_p if training else 0.0
+    scores: Tensor | None = None
+    if need_weights:
+        logits = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
+        scores = torch.softmax(logits if mask is None else logits + mask, dim=-1)
+        out = F.dropout(scores, dropout) @ v
+    else:
+        out = F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal and mask is None)
+    out = out.transpose(1, 2).reshape(batch, queries, -1)
+    out = dispatch(F.linear, (out, out_proj_weight, out_proj_bias), {}).transpose(0, 1)
+    if scores is not None and average_attn_weights:
+        scores = scores.mean(dim=1)
+    return out, scores
+
+
+def _project(q: Tensor, k: Tensor, v: Tensor, weights: Any, bias: Any, same: bool) -> list[Tensor]:
+    if isinstance(weights, tuple):
+        parts = weights
+    elif same:  # one matrix of 3E rows, used once
+        return list(dispatch(F.linear, (q, weights, bias), {}).chunk(3, dim=-1))
+    else:
+        parts = dispatch(Tensor.chunk, (weights, 3), {})
+    biases = (None, None, None) if bias is None else dispatch(Tensor.chunk, (bias, 3), {})
+    return [dispatch(F.linear, (x, w, b), {}) for x, w, b in zip((q, k, v), parts, biases, strict=True)]
+
+
+def _append(x: Tensor, token: Any) -> Tensor:
+    """``x [N, S, E]`` with a learnt position ``[1, 1, E]`` at the end."""
+    return dispatch(torch.cat, ([x, dispatch(Tensor.expand, (token, x.shape[0], 1, x.shape[2]), {})], 1), {})
+
+
+def _mask(attn_mask: Tensor | None, padding: Tensor | None, batch: int, heads: int, dtype: torch.dtype) -> Tensor | None:
+    """One additive mask that broadcasts to ``[N, H, L, S]``."""
+    mask = None
+    if attn_mask is not None:
+        mask = _additive(attn_mask, dtype)
+        mask = mask.unflatten(0, (batch, heads)) if mask.dim() == 3 else mask[None, None]
+    if padding is not None:
+        padded = _additive(padding, dtype)[:, None, None, :]
+        mask = padded if mask is None else mask + padded
+    return mask
+
+
+def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    if mask.dtype != torch.bool:
+        return mask.to(dtype)
+    return torch.zeros_like(mask, dtype=dtype).masked_fill(mask, float("-inf"))
+
+
+def _open_one_more(mask: Tensor | None) -> Tensor | None:
+    return None if mask is None else F.pad(mask, (0, 1))
+
+
+RULES[F.multi_head_attention_forward] = multi_head_attention

@@ -1,0 +1,81 @@
+"""``conv1d``, ``conv2d``, ``conv3d``: any stride, dilation, groups, and padding, strings included.
+
+The padding modes of ``nn.Conv*d`` other than zeros pad the input by ``F.pad`` before they call these, so they are
+right here without being mentioned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..persample.base import PerSample
+from ..persample.convolution import Convolution, Geometry
+from ..persample.dense import Dense
+from ..private import RULES, Call, NotSplit, Rule
+from .shapes import autocast_to, by_sample
+
+
+def _rule(function: Any, dims: int) -> Rule:
+    def rule(
+        call: Call, input: Any, weight: Any, bias: Any = None, stride: int | Sequence[int] = 1,
+        padding: str | int | Sequence[int] = 0, dilation: int | Sequence[int] = 1, groups: int = 1,
+    ) -> Tensor:  # fmt: skip
+        x = autocast_to(call.activation(input))
+        if x.dim() != dims + 2:
+            raise NotSplit
+        kernel = tuple(weight.shape[2:])
+        strides, gaps = _each(stride, dims), _each(dilation, dims)
+        x, zeros = _resolve_padding(x, padding, kernel, gaps)
+        out = function(x, call.value(weight), call.value(bias), strides, zeros, gaps, groups)
+        geometry = Geometry(kernel, strides, zeros, gaps, groups)
+        batch, weighted, biased = call.batch, call.is_private(weight), call.is_private(bias)
+        if not weighted and not biased:
+            return out
+
+        def book(saved: Any, grads: Any) -> list[PerSample]:
+            g = by_sample(grads[0], batch)
+            booked: list[PerSample] = []
+            if weighted:
+                booked.append(Convolution(by_sample(saved[0], batch), g, geometry))
+            if biased:
+                wide = torch.promote_types(g.dtype, torch.float32)
+                per_channel = g.reshape(batch, g.shape[1], g.shape[2], prod(g.shape[3:]))
+                booked.append(Dense(per_channel.sum(dim=(1, 3), dtype=wide)))
+            return booked
+
+        return call.tap([out], [x] if weighted else [], [o for o in (weight, bias) if call.is_private(o)], book)[0]
+
+    return rule
+
+
+def _each(value: int | Sequence[int], dims: int) -> tuple[int, ...]:
+    if isinstance(value, int):
+        return (value,) * dims
+    return tuple(value) * dims if len(value) == 1 else tuple(value)
+
+
+def _resolve_padding(
+    x: Tensor, padding: str | int | Sequence[int], kernel: tuple[int, ...], gaps: tuple[int, ...]
+) -> tuple[Tensor, tuple[int, ...]]:
+    """The input, padded where the padding isn't symmetric, and the symmetric zero padding that is left to do."""
+    dims = len(kernel)
+    if padding == "valid":
+        return x, (0,) * dims
+    if padding == "same":
+        totals = [gap * (size - 1) for size, gap in zip(kernel, gaps, strict=True)]
+        if all(total % 2 == 0 for total in totals):
+            return x, tuple(total // 2 for total in totals)
+        # torch puts the odd pixel at the end
+        return F.pad(x, [q for t in reversed(totals) for q in (t // 2, t - t // 2)]), (0,) * dims
+    assert not isinstance(padding, str)
+    return x, _each(padding, dims)
+
+
+for _dims, _function in enumerate((F.conv1d, F.conv2d, F.conv3d), start=1):
+    RULES[_function] = _rule(_function, _dims)

@@ -1,0 +1,66 @@
+"""``F.embedding``: rows of a table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..derived import derive
+from ..errors import UnsupportedOperation
+from ..persample.base import PerSample
+from ..persample.lookup import Lookup
+from ..private import RULES, Call, NotSplit
+
+
+def embedding(
+    call: Call, input: Any, weight: Any, padding_idx: int | None = None, max_norm: float | None = None,
+    norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False,
+) -> Tensor:  # fmt: skip
+    """``input`` integers ``[B, ..]``, ``weight [V, d]``.
+
+    Ids that aren't known to be the batch (they neither are nor are cut from the model's input) may be positions that
+    happen to be as many as the samples. What they look up stays a private tensor until it meets the batch, where
+    broadcasting shows which dimension is which.
+    """
+    del norm_type, sparse  # the gradient that comes out is dense: noise is
+    if max_norm is not None:
+        raise UnsupportedOperation(
+            "embedding with max_norm rewrites rows of the table that the batch reads, before any noise: the table would "
+            "show which rows were read. Leave max_norm out"
+        )
+    if scale_grad_by_freq:
+        raise UnsupportedOperation(
+            "embedding with scale_grad_by_freq divides by how often an id occurs in the batch, so a sample's gradient would "
+            "depend on the others. Leave scale_grad_by_freq out"
+        )
+    if call.is_private(input):
+        raise NotSplit
+    rows_of_batch = input.dim() > 0 and call.leads_with_batch(input.shape)
+
+    def rows() -> Tensor:
+        out = F.embedding(input, call.value(weight), padding_idx)
+        return call.tap([out], [input], [weight], _book(call, weight, padding_idx))[0]
+
+    if rows_of_batch and call.tape.is_input(input):
+        return rows()
+    return derive(call, rows if rows_of_batch else None)
+
+
+def _book(call: Call, weight: Any, padding_idx: int | None) -> Any:
+    batch, (count, dim) = call.batch, weight.shape
+    padding = None if padding_idx is None else padding_idx % count
+
+    def book(saved: Any, grads: Any) -> list[PerSample]:
+        ids = saved[0].reshape(batch, saved[0].numel() // batch if batch else 0)
+        g = grads[0].reshape(*ids.shape, dim)
+        if padding is not None:
+            g = torch.where((ids == padding).unsqueeze(-1), 0.0, g)
+        return [Lookup(ids, g, count)]
+
+    return book
+
+
+RULES[F.embedding] = embedding

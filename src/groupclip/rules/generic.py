@@ -1,0 +1,169 @@
+"""The generic rule: any one operation, sample by sample, exact and slow.
+
+The operation is replayed under ``vmap`` on each sample's slice of its operands, with the parameters shared; the
+slices of its outputs must come out as the operation itself gave them, so an operation that mixes samples, or whose
+sample axis was misread, is noticed. Then the same replay is differentiated in the backward pass.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vjp, vmap
+
+from ..persample.base import PerSample
+from ..persample.dense import Dense
+from ..private import Call, NotSplit, PrivateParameter, PrivateTensor
+
+_log = logging.getLogger("groupclip")
+_said: set[str] = set()
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """Where an operand keeps its samples: dimension ``dim``, sample-major with others if ``folded``."""
+
+    dim: int
+    folded: bool = False
+
+    def split(self, x: Tensor, batch: int) -> Tensor:
+        """Samples in front, each keeping a batch dimension of its own (of length 1, or its share)."""
+        if self.folded:
+            return x.unflatten(0, (batch, -1))
+        return x.movedim(self.dim, 0).unsqueeze(1 + self.dim)
+
+
+def run_by_sample(call: Call) -> Any:
+    """Run the operation of ``call`` and tie its outputs to its private operands.
+
+    Raises:
+        NotSplit: no reading of the operands' dimensions reproduces the outputs sample by sample.
+    """
+    if call.batch == 0 or call.name.endswith("_") and not call.name.endswith("__"):
+        raise NotSplit
+    leaves: list[Any] = []
+    layout = _flatten((call.args, dict(call.kwargs)), leaves)
+    privates = [i for i, v in enumerate(leaves) if call.is_private(v)]
+    plain = [i for i, v in enumerate(leaves) if isinstance(v, Tensor) and i not in privates]
+    choices = [_axes(leaves[i], call.batch) for i in plain]
+    if not any(c[0] is not None for c in choices):
+        raise NotSplit
+    values = [call.value(v) for v in leaves]
+    args, kwargs = _unflatten(layout, values)
+    result = call.func(*args, **kwargs)
+    outputs = list(result) if isinstance(result, (tuple, list)) else [result]
+    if not all(isinstance(o, Tensor) or o is None for o in outputs) or any(o is not None and o.is_inference() for o in outputs):
+        raise NotSplit
+    tensors = [o for o in outputs if o is not None]
+    detached = [v.detach() if isinstance(v, Tensor) else v for v in values]
+
+    def replay(shared: tuple[Tensor, ...], sliced: tuple[Tensor, ...], where: list[int]) -> tuple[Tensor, ...]:
+        operands = list(detached)
+        for index, value in zip([*privates, *where], [*shared, *sliced], strict=True):
+            operands[index] = value
+        a, k = _unflatten(layout, operands)
+        out = call.func(*a, **k)
+        return tuple(o for o in (out if isinstance(out, (tuple, list)) else [out]) if o is not None)
+
+    for reading in itertools.islice(itertools.product(*choices), 32):
+        where = [i for i, axis in zip(plain, reading, strict=True) if axis is not None]
+        axes = [axis for axis in reading if axis is not None]
+        if not axes:
+            continue
+        found = _reproduces(call, replay, [detached[i] for i in privates], [detached[i] for i in where], where, axes, tensors)
+        if found is not None:
+            break
+    else:
+        raise NotSplit
+    _say_once(call)
+
+    def book(saved: Any, grads: Any) -> list[PerSample]:
+        sliced = tuple(axis.split(t, call.batch) for axis, t in zip(axes, saved, strict=True))
+        cotangents = tuple(
+            axis.split(torch.zeros_like(o) if g is None else g, call.batch) for axis, o, g in zip(found, tensors, grads, strict=True)
+        )
+
+        def one(slices: tuple[Tensor, ...], cotangent: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            _, pull = vjp(lambda *shared: replay(shared, slices, where), *[detached[i] for i in privates])
+            return pull(cotangent)
+
+        return [Dense(g) for g in vmap(one)(sliced, cotangents)]
+
+    tapped = call.tap(tensors, [leaves[i] for i in where], [leaves[i] for i in privates], book)
+    if not isinstance(result, (tuple, list)):
+        return tapped[0]
+    remaining = iter(tapped)
+    items = [None if o is None else next(remaining) for o in outputs]
+    return items if isinstance(result, list) else tuple(items)
+
+
+def _axes(x: Any, batch: int) -> list[_Axis | None]:
+    """How the samples may lie in a plain tensor, the likeliest first."""
+    if x.dim() > 0 and x.shape[0] == batch:
+        return [_Axis(0), None]
+    if x.dim() > 1 and x.shape[1] == batch:
+        return [_Axis(1), None]
+    if x.dim() > 0 and x.shape[0] > 0 and x.shape[0] % batch == 0 and batch > 1:
+        return [_Axis(0, folded=True), None]
+    return [None]
+
+
+def _reproduces(
+    call: Call, replay: Callable[..., tuple[Tensor, ...]], shared: list[Tensor], operands: list[Tensor], where: list[int],
+    axes: list[_Axis], outputs: list[Tensor],
+) -> list[_Axis] | None:  # fmt: skip
+    """The sample axis of each output, if the replay gives every output slice by slice; else None."""
+    with torch.no_grad():
+        sliced = tuple(axis.split(t, call.batch) for axis, t in zip(axes, operands, strict=True))
+        try:
+            torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # slow is what this rule is, and says
+            replayed = vmap(lambda *slices: replay(tuple(shared), slices, where))(*sliced)
+        except (RuntimeError, ValueError, TypeError, IndexError, AssertionError):
+            return None  # shapes that don't fit, random numbers, or an operation that vmap can't split
+        found: list[_Axis] = []
+        for out, again in zip(outputs, replayed, strict=True):
+            axis = next((a for a in _axes(out, call.batch) if a is not None and _same(a.split(out, call.batch), again)), None)
+            if axis is None:
+                return None
+            found.append(axis)
+        return found
+
+
+def _same(x: Tensor, y: Tensor) -> bool:
+    if x.shape != y.shape:
+        return False
+    if not x.is_floating_point():
+        return bool(torch.equal(x, y))
+    tolerance = 1e-3 if torch.finfo(x.dtype).eps > 1e-8 else 1e-9
+    size = x.detach().abs().nan_to_num(0.0, 0.0, 0.0).amax() if x.numel() else 0.0
+    return bool(torch.isclose(x, y, rtol=tolerance, atol=float(size) * tolerance, equal_nan=True).all())
+
+
+def _say_once(call: Call) -> None:
+    if call.name not in _said:
+        _said.add(call.name)
+        _log.info("no rule for %s: its per-sample gradients are computed one sample at a time (exact, slow)", call.name)
+
+
+def _flatten(value: Any, leaves: list[Any]) -> Any:
+    if isinstance(value, (PrivateParameter, PrivateTensor)) or not isinstance(value, (tuple, list, dict)):
+        leaves.append(value)
+        return len(leaves) - 1
+    if isinstance(value, dict):
+        return {k: _flatten(v, leaves) for k, v in value.items()}
+    return [_flatten(v, leaves) for v in value] if isinstance(value, list) else tuple(_flatten(v, leaves) for v in value)
+
+
+def _unflatten(layout: Any, leaves: list[Any]) -> Any:
+    if isinstance(layout, int):
+        return leaves[layout]
+    if isinstance(layout, dict):
+        return {k: _unflatten(v, leaves) for k, v in layout.items()}
+    items = [_unflatten(v, leaves) for v in layout]
+    return items if isinstance(layout, list) else tuple(items)

@@ -1,0 +1,65 @@
+"""Operations by which a parameter gets a row for every sample: ``cls_token.expand(B, ..)``, then ``cat`` with the batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..derived import derive
+from ..persample.base import PerSample
+from ..persample.dense import Dense
+from ..private import RULES, Call, NotSplit
+from .broadcast import sum_to
+
+
+def expand(call: Call, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """``expand``, ``expand_as``, ``broadcast_to``, and ``repeat`` along dimension 0.
+
+    The result stays private until it meets the batch: a dimension of length B may be something else.
+    """
+    if not call.is_private(self):
+        raise NotSplit
+    value = call.func(call.value(self), *args, **kwargs)
+    missing = value.dim() - self.dim()
+    grew = missing > 0 or self.shape[0] == 1
+    repeats = call.func in (Tensor.repeat, torch.tile, Tensor.tile) and value.shape[1:] != ((1,) * missing + tuple(self.shape))[1:]
+    if value.shape[0] != call.batch or not grew or repeats:
+        return call.derive()
+    batch = call.batch
+
+    def book(saved: Any, grads: Any) -> list[PerSample]:
+        return [Dense(sum_to(grads[0], self.shape, batch))]
+
+    return derive(call, lambda: call.tap([value], [], [self], book)[0])
+
+
+def cat(call: Call, tensors: Any, dim: int = 0) -> Any:
+    """Joins along any dimension but the batch's: each private part lines up with the samples, row by row."""
+    return _join(call, list(tensors), dim, tensors[0].dim())
+
+
+def stack(call: Call, tensors: Any, dim: int = 0) -> Any:
+    """As :func:`cat`, for a new dimension that isn't in front."""
+    return _join(call, list(tensors), dim, tensors[0].dim() + 1)
+
+
+def _join(call: Call, tensors: list[Any], dim: int, dims: int) -> Any:
+    if dim % dims == 0 or any(t.dim() == 0 or t.shape[0] != call.batch for t in tensors):
+        raise NotSplit
+
+    def joined() -> Tensor:
+        return call.func([call.aligned_rows(t) if call.is_private(t) else t for t in tensors], dim)
+
+    if any(call.is_batch(t) for t in tensors):
+        return joined()
+    # No part is known to be the batch: if the result is, this is how.
+    rows = [t for t in tensors if not call.is_private(t) or t._derived.rows is not None]
+    return derive(call, joined if len(rows) == len(tensors) else None)
+
+
+for _function in (Tensor.expand, Tensor.expand_as, torch.broadcast_to, Tensor.broadcast_to, Tensor.repeat, torch.tile, Tensor.tile):
+    RULES[_function] = expand
+RULES[torch.cat] = RULES[torch.concat] = RULES[torch.concatenate] = cat
+RULES[torch.stack] = stack
