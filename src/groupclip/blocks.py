@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-MINOR = 0.1  # a sequence of other blocks with less than this share of the largest one's numbers is a stem or a head
+MINOR = 0.1  # a sequence of other blocks with less than this share of the largest one is a stem or a head
 
 
 def find_blocks(model: nn.Module) -> tuple[str, ...]:

@@ -25,9 +25,9 @@ FORMAT = "groupclip-partition-1"
 class Partition:
     """Named groups of parameter names; made by :func:`partition`.
 
-    Guarantee: at least one group, no group is empty, no parameter is in two, and groups stand in the order
-    in which the model registers their first parameters. Two partitions are equal if their style, groups, sizes and
-    methods are; equal ones have equal hashes and equal JSON.
+    Guarantee: at least one group, no group is empty, no parameter is in two, and :func:`partition` puts the
+    groups in the order in which the model registers their first parameters. Partitions are equal if their
+    style, groups, sizes and methods are; equal ones have equal hashes and equal JSON.
 
     Attributes:
         style: what it was made from: ``"uniform:4"``, ``"mapping"``, ``"function"`` ...
@@ -35,7 +35,7 @@ class Partition:
         numbers: how many scalars each group holds, in the same order.
         norm_methods: (parameter name, ``"auto"``, ``"gram"`` or ``"instantiated"``) where a plan chose one.
 
-    Raises ``ValueError`` if the facts contradict each other, ``TypeError`` for a name that isn't a string.
+    Raises ``ValueError`` if the facts contradict each other.
     """
 
     style: str
@@ -48,10 +48,8 @@ class Partition:
             raise ValueError("a partition needs at least one group")
         seen: dict[str, str] = {}
         for group, members in self.groups:
-            if not isinstance(group, str):
-                raise TypeError(f"group name {group!r} of parameter {members[0]!r} must be a string")
             if not group:
-                raise ValueError(f"parameter {members[0]!r}: the group name is empty; a group needs a name")
+                raise ValueError(f"the group of {', '.join(members)} has an empty name; name it")
             if not members:
                 raise ValueError(f"group {group!r} is empty: every group needs a trainable parameter")
             for name in members:
@@ -132,13 +130,13 @@ class Partition:
             (group, _abridged(members), f"{numbers:,}", threshold)
             for (group, members), numbers in zip(self.groups, self.numbers, strict=True)
         ]
-        rows.append((f"{len(self)} in all", f"{len(self._group_of)}", f"{sum(self.numbers):,}", "1"))
+        rows.append(("total", str(len(self._group_of)), f"{sum(self.numbers):,}", ""))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [
             f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c:>{widths[2]}}  {d:>{widths[3]}}".rstrip()
             for a, b, c, d in rows
         ]
-        note = f"style {self.style}; threshold R_m = R/sqrt(M) at R = 1, unless attach is given others"
+        note = f"style {self.style}, M = {len(self)}; threshold R/sqrt(M) at R = 1, the default of attach"
         return "\n".join([*lines, note])
 
     def to_json(self) -> str:
@@ -169,10 +167,11 @@ class Partition:
                 and type(group["numbers"]) is int
                 and group["numbers"] >= 0
                 and _are_strings(group["parameters"]),
-                f"each group needs 'name' (text), 'numbers' (whole) and 'parameters' (list of text); got {group!r}",
+                f"a group has 'name' (text), 'numbers' (whole), 'parameters' (list of text), not {group!r}",
             )
         methods = facts["methods"]
-        _require(isinstance(methods, dict) and _are_strings(list(methods.values())), "'methods' must map text to text")
+        known = isinstance(methods, dict) and _are_strings(list(methods.values()))
+        _require(known, "'methods' must map text to text")
         return cls(
             style=facts["style"],
             groups=tuple((g["name"], tuple(g["parameters"])) for g in facts["groups"]),
@@ -200,38 +199,40 @@ def partition(model: nn.Module, style: str | Mapping[str, str] | Callable[[str],
 
     ``style`` is one of
 
-    ==================  ======================================================================================
+    ==================  ==================================================================================
     ``all-layer``       one group, ``all``: flat clipping
-    ``layer-wise``      one per module that owns parameters, named as the module (the model itself: ``(model)``)
+    ``layer-wise``      one per module that owns parameters, by its name (the model itself: ``(model)``)
     ``param-wise``      one per parameter, named as the parameter
-    ``block-wise``      one per repeated block: ``block-1``, ``block-2``, ... (see :func:`groupclip.blocks.find_blocks`)
+    ``block-wise``      one per repeated block (:func:`groupclip.blocks.find_blocks`): ``block-1`` ...
     ``type-wise``       by kind of layer: linear, conv, norm, embedding, recurrent, other
     ``per-device``      by the device that holds the parameter: ``cpu``, ``cuda:0``, ...
-    ``uniform:M``       M groups of consecutive blocks, ``group-1`` to ``group-M``, whose numbers differ by at most one
-    ``boundaries:2,6``  non-uniform: ``group-1`` is blocks 0 and 1, ``group-2`` blocks 2 to 5, ``group-3`` the rest
-    a mapping           from parameter names or fnmatch patterns to group names; an exact name wins over patterns
+    ``uniform:M``       ``group-1`` to ``group-M`` of consecutive blocks, as many in each, give or take one
+    ``boundaries:2,6``  non-uniform: ``group-1`` is blocks 0 and 1, ``group-2`` 2 to 5, ``group-3`` the rest
+    a mapping           from parameter names or fnmatch patterns to group names; exact names win
     a function          from parameter name to group name
-    ==================  ======================================================================================
+    ==================  ==================================================================================
 
-    A parameter outside the blocks joins the block registered before it, or the first block if there is none: embeddings
-    go with the first block, the final norm and the head with the last. In a model without repeated blocks ``uniform:M``
-    and ``boundaries`` count layers (modules that own parameters) instead. Parameters with ``requires_grad=False`` are
-    left out. A tied parameter is one parameter, under the first of its names; a mapping may use any of them.
+    A parameter outside the blocks joins the block registered before it, or the first block if there is none:
+    embeddings go with the first block, the final norm and the head with the last. In a model without repeated
+    blocks ``uniform:M`` and ``boundaries`` count layers (modules that own parameters) instead. Parameters
+    with ``requires_grad=False`` are left out. A tied parameter is one parameter, under the first of its
+    names; a mapping may use any of them.
 
-    Raises ``ValueError`` for an unknown style, numbers that leave a group empty, a mapping that misses a parameter or
-    claims one twice or matches nothing, and a model in which nothing trains; ``TypeError`` for other types.
+    Raises ``ValueError`` for an unknown style, numbers that leave a group empty, a mapping that misses a
+    parameter, claims one twice or matches nothing, and a model in which nothing trains; ``TypeError`` for a
+    style of another type and for group names that aren't strings.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not trainable:
         raise ValueError(
-            f"{type(model).__name__} has no trainable parameters, so there is nothing to clip; set requires_grad=True "
-            "on what is to be trained"
+            f"{type(model).__name__} has no trainable parameters, so there is nothing to clip; set "
+            "requires_grad=True on what is to be trained"
         )
     lazy = [name for name, p in trainable.items() if is_lazy(p)]
     if lazy:
-        raise ValueError(f"{', '.join(lazy)}: shape not known yet (lazy module); run the model once, then partition it")
+        raise ValueError(f"{', '.join(lazy)}: not shaped yet (lazy module); run the model once before this")
     if isinstance(style, str):
         group_of, label = named_style(model, trainable, style), style
     elif isinstance(style, Mapping):
@@ -241,8 +242,10 @@ def partition(model: nn.Module, style: str | Mapping[str, str] | Callable[[str],
     else:
         raise TypeError(f"style must be a string, a mapping or a function, not {type(style).__name__}")
     members: dict[str, list[str]] = {}
-    for name in trainable:
-        members.setdefault(group_of[name], []).append(name)
+    for name, group in group_of.items():
+        if not isinstance(group, str):
+            raise TypeError(f"group name {group!r} of parameter {name!r} must be a string")
+        members.setdefault(group, []).append(name)
     return Partition(
         style=label,
         groups=tuple((group, tuple(names)) for group, names in members.items()),
@@ -251,10 +254,10 @@ def partition(model: nn.Module, style: str | Mapping[str, str] | Callable[[str],
 
 
 def check_covers(partition: Partition, model: nn.Module) -> None:
-    """Raise :class:`~groupclip.errors.CoverageError` unless the groups hold each trainable parameter exactly once.
+    """Raise :class:`CoverageError` unless the groups hold each trainable parameter of ``model`` exactly once.
 
-    Names each trainable parameter in no group, each name that the model doesn't have, and each name that is a second
-    name of a tied parameter. A name whose parameter is frozen by now is no error: nothing of it is released.
+    Names each trainable parameter in no group, each name that the model doesn't have, and each second name of
+    a tied parameter. A name whose parameter is frozen by now is no error: nothing of it is released.
     """
     first = dict(model.named_parameters())
     every = dict(model.named_parameters(remove_duplicate=False))
@@ -273,6 +276,6 @@ def check_covers(partition: Partition, model: nn.Module) -> None:
     ]
     if problems:
         raise CoverageError(
-            f"the partition ({partition.style}) doesn't fit {type(model).__name__}: {'; '.join(problems)}. Make it from "
-            "the model as it is trained: partition(model, style)"
+            f"the partition ({partition.style}) doesn't fit {type(model).__name__}: {'; '.join(problems)}. "
+            "Make it from the model as it is trained: partition(model, style)"
         )

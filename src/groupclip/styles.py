@@ -1,8 +1,8 @@
 """The clipping styles: which group each trainable parameter belongs to.
 
 The styles are those of the paper's Table 1 and of its section "Uniform v.s. non-uniform design of grouping".
-Every function here returns ``{parameter name: group name}`` over the names it was given; the same noise covers
-any of them, for the noise-to-sensitivity ratio doesn't depend on the grouping (the paper's remark there).
+Every function here returns ``{parameter name: group name}`` over the names it was given. The same noise
+covers all of them: the noise-to-sensitivity ratio doesn't depend on the grouping (the paper's remark there).
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from fnmatch import fnmatchcase
 from itertools import pairwise
 
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
 
 from groupclip.blocks import find_blocks
 
@@ -28,13 +30,20 @@ STYLES = (
     "boundaries:2,6",
 )
 ROOT = "(model)"  # the layer-wise group of parameters that the model itself owns: its qualified name is ""
+KINDS = {
+    "linear": (nn.Linear, nn.Bilinear, nn.MultiheadAttention),  # the last one owns its in-projection itself
+    "conv": (_ConvNd,),
+    "norm": (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, _NormBase),
+    "embedding": (nn.Embedding, nn.EmbeddingBag),
+    "recurrent": (nn.RNNBase, nn.RNNCellBase),
+}
 
 Groups = dict[str, str]
 Parameters = Mapping[str, nn.Parameter]
 
 
 def named_style(model: nn.Module, trainable: Parameters, style: str) -> Groups:
-    """The groups of a style given by its name. ``ValueError`` for an unknown one, with the closest that exists."""
+    """The groups of a style given by its name; ``ValueError`` for an unknown one says which is closest."""
     if style == "all-layer":
         return dict.fromkeys(trainable, "all")
     if style == "layer-wise":
@@ -42,7 +51,7 @@ def named_style(model: nn.Module, trainable: Parameters, style: str) -> Groups:
     if style == "param-wise":
         return {name: name for name in trainable}
     if style == "type-wise":
-        return {name: _kind(model, name, p) for name, p in trainable.items()}
+        return {name: _kind(model, name) for name in trainable}
     if style == "per-device":
         return {name: str(p.device) for name, p in trainable.items()}
     if style == "block-wise":
@@ -60,12 +69,12 @@ def _unknown(style: str) -> str:
     near = difflib.get_close_matches(style.lower().partition(":")[0].replace("_", "-"), heads, n=1)
     hint = f" Did you mean {heads[near[0]]!r}?" if near else ""
     return (
-        f"unknown clipping style {style!r}.{hint} Styles: {', '.join(STYLES)}; or a mapping from parameter names "
-        "or patterns to group names, or a function from parameter name to group name"
+        f"unknown clipping style {style!r}.{hint} Styles: {', '.join(STYLES)}; or a mapping from parameter "
+        "names or patterns to group names, or a function from parameter name to group name"
     )
 
 
-# ---------------------------------------------------------------------------------- layers and kinds of layer
+# ------------------------------------------------------------------------------ layers and kinds of layer
 
 
 def _layer(name: str) -> str:
@@ -76,39 +85,36 @@ def _layer(name: str) -> str:
     return owner.partition(".parametrizations.")[0] or ROOT
 
 
-def _kind(model: nn.Module, name: str, parameter: nn.Parameter) -> str:
+def _kind(model: nn.Module, name: str) -> str:
     """linear, conv, norm, embedding, recurrent or other, by the class of the layer.
 
-    By torch's classes, and for other vendors' layers by the name of the class: nobody's RMSNorm derives from
-    a common base. GPT-2's ``Conv1D`` has a matrix for a weight: it is a linear layer, whatever its name.
+    By torch's classes, else by the name of the class: nobody's RMSNorm derives from a common base. GPT-2's
+    ``Conv1D`` has a matrix for a weight, so it is a linear layer. What a module of many layers owns itself
+    (a class token, a LayerScale) is ``other``, whatever that module is called.
     """
     layer = _layer(name)
     module = model if layer == ROOT else model.get_submodule(layer)
-    if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
-        return "recurrent"
-    if isinstance(module, nn.MultiheadAttention):  # owns its in-projection directly
-        return "linear"
-    classes = " ".join(c.__name__.lower() for c in type(module).__mro__ if c is not nn.Module)
-    own = dict(module.named_parameters(recurse=False))
-    if any(True for child in module.children() if not isinstance(child, nn.ModuleDict)) and parameter.ndim != 1:
-        own = {}
-    for kind in ("norm", "embedding", "linear", "conv"):
-        if kind in classes and own:
-            flat = kind == "conv" and all(p.ndim <= 2 for p in own.values())
-            return "linear" if flat else kind
-    return "other"
+    for kind, classes in KINDS.items():
+        if isinstance(module, classes):
+            return kind
+    inner = [child for part, child in module.named_children() if part != "parametrizations"]
+    if any(True for child in inner for _ in child.parameters()):
+        return "other"
+    title = type(module).__name__.lower()
+    kind = next((kind for kind in ("norm", "embedding", "linear", "conv") if kind in title), "other")
+    return "linear" if kind == "conv" and all(p.ndim <= 2 for p in module.parameters()) else kind
 
 
-# ---------------------------------------------------------------------------------- blocks, uniform, non-uniform
+# ------------------------------------------------------------------------------ blocks, uniform, non-uniform
 
 
 def _block_wise(model: nn.Module, trainable: Parameters) -> Groups:
     blocks = find_blocks(model)
     if not blocks:
         raise ValueError(
-            f"block-wise: found no repeated blocks in {type(model).__name__} (two or more modules of one class, in a "
-            "ModuleList or Sequential or numbered beside each other, with several parameters each and not all "
-            "frozen); use 'layer-wise', 'uniform:M' (which then splits the layers), or a mapping"
+            f"'block-wise': found no repeated blocks that train in {type(model).__name__} (two modules or "
+            "more with several parameters each, in a ModuleList, or of one class in a Sequential or under "
+            "numbered names); use 'layer-wise', 'uniform:M' (which then splits the layers), or a mapping"
         )
     return {name: f"block-{unit + 1}" for name, unit in _units_by_block(trainable, blocks).items()}
 
@@ -116,13 +122,13 @@ def _block_wise(model: nn.Module, trainable: Parameters) -> Groups:
 def _uniform(model: nn.Module, trainable: Parameters, style: str) -> Groups:
     text = style.partition(":")[2]
     if not re.fullmatch("[0-9]+", text) or int(text) < 1:
-        raise ValueError(f"{style!r}: M must be a whole number of groups, 1 or more, as in 'uniform:4'; got {text!r}")
+        raise ValueError(f"{style!r}: M must be a whole number of groups, 1 or more, as in 'uniform:4'")
     groups = int(text)
     units, count, what = _units(model, trainable)
     if groups > count:
         raise ValueError(
-            f"{style!r}: found {count} {what} to share out, fewer than {groups} groups; use 'uniform:{count}' or "
-            "fewer, 'layer-wise', or a mapping"
+            f"{style!r}: found {count} {what}, too few for {groups} groups; use 'uniform:{count}' or fewer "
+            "groups, 'layer-wise', or a mapping"
         )
     # The first groups take what is left over: the lower a group, the more memory is free when it is clipped.
     small, extra = divmod(count, groups)
@@ -134,17 +140,17 @@ def _boundaries(model: nn.Module, trainable: Parameters, style: str) -> Groups:
     text = style.partition(":")[2]
     if not re.fullmatch("[0-9]+(,[0-9]+)*", text):
         raise ValueError(
-            f"{style!r}: boundaries are whole numbers with commas between them, as in 'boundaries:2,6'; got {text!r}"
+            f"{style!r}: boundaries are whole numbers with commas between them, as in 'boundaries:2,6'"
         )
     starts = [int(part) for part in text.split(",")]
     if any(a >= b for a, b in pairwise(starts)):
-        raise ValueError(f"{style!r}: boundaries must increase, else a group is empty; got {text}")
+        raise ValueError(f"{style!r}: boundaries must increase, else a group is empty")
     units, count, what = _units(model, trainable)
     outside = [b for b in starts if not 0 < b < count]
     if outside:
         raise ValueError(
-            f"{style!r}: found {count} {what}, so boundaries lie from 1 to {count - 1}, else a group is empty; "
-            f"got {', '.join(map(str, outside))}"
+            f"{style!r}: {', '.join(map(str, outside))} would leave a group empty: found {count} {what}, so "
+            f"boundaries lie above 0 and below {count}"
         )
     return _cut(units, starts)
 
@@ -173,15 +179,15 @@ def _cut(units: Mapping[str, int], starts: list[int]) -> Groups:
     return {name: f"group-{1 + sum(unit >= start for start in starts)}" for name, unit in units.items()}
 
 
-# ---------------------------------------------------------------------------------- a mapping, a function
+# ------------------------------------------------------------------------------ a mapping, a function
 
 
 def mapped(model: nn.Module, trainable: Parameters, mapping: Mapping[str, str]) -> Groups:
-    """Groups by exact parameter name, else by the fnmatch patterns; a tied parameter goes by any of its names.
+    """Groups by exact parameter name, else by fnmatch patterns; a tied parameter goes by any of its names.
 
-    ``ValueError`` for a key that matches no trainable parameter, a parameter that no key matches, and one that
-    two keys of equal rank (two exact names, or two patterns) put in different groups. An exact name wins over
-    patterns, so one exception to a pattern is one line.
+    ``ValueError`` for a key that matches no trainable parameter, a parameter that no key matches, and one
+    that two keys of equal rank (two exact names, or two patterns) put in different groups. An exact name wins
+    over patterns, so one exception to a pattern is one line.
     """
     names_of = {id(p): [] for p in trainable.values()}
     frozen = []
@@ -203,12 +209,12 @@ def _mapped_group(name: str, aliases: list[str], mapping: Mapping[str, str]) -> 
     ]
     tied = f" (tied: {', '.join(aliases)})" if len(aliases) > 1 else ""
     if not keys:
-        raise ValueError(f"parameter {name!r}{tied} is in no group: no key of the mapping matches it; add one")
+        raise ValueError(f"parameter {name!r}{tied} is in no group: no key of the mapping matches; add one")
     if len({mapping[key] for key in keys}) > 1:
         claims = ", ".join(f"{key!r} -> {mapping[key]!r}" for key in keys)
         raise ValueError(
-            f"parameter {name!r}{tied} is in more than one group: {claims}; a parameter is clipped once, so narrow "
-            "the patterns, or give it by its exact name, which wins over patterns"
+            f"parameter {name!r}{tied} is in more than one group: {claims}; a parameter is clipped once, so "
+            "narrow the patterns, or give it by its exact name, which wins over patterns"
         )
     return mapping[keys[0]]
 
