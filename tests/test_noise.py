@@ -118,7 +118,7 @@ def tail_is_right(draw_normals, bits: int, limit: float) -> bool:
     expected = n * 2 * stats.norm.sf(limit) * 2.0**bits
     assert expected > 200
     count = int((draw_normals(Conditioned(bits), n, 1.0).abs() > limit).sum())
-    return abs(count - expected) < 6 * math.sqrt(expected)
+    return bool(abs(count - expected) < 6 * math.sqrt(expected))
 
 
 @pytest.mark.parametrize(("bits", "limit"), [(20, 5.77), (40, 8.0)])
@@ -318,6 +318,8 @@ def test_labels_give_independent_streams():
     first, second = (Keystream(KEY, label).words(N) for label in ("a", "b"))
     assert len(np.intersect1d(first, second)) == 0  # 64-bit words: false-alarm rate 1e-10
     assert (first == Keystream(KEY, "a").words(N)).all()
+    source = SecureNoise(KEY)
+    assert (source._normals.words(8) != source._states.words(8)).all()
 
 
 def test_stream_is_aes_256_counter_mode_and_ignores_the_cut_into_reads():
