@@ -27,8 +27,8 @@ def find_blocks(model: nn.Module) -> tuple[str, ...]:
 
     two or more of them. The outermost sequence wins: the experts or heads inside a block are not blocks. A
     bare container in a sequence stands for the blocks in it (``layer1`` to ``layer4`` of a ResNet), or for
-    itself if there are none. Sequences beside each other (encoder and decoder) all count, except those of
-    another class with less than a tenth of the largest one's numbers (a convolutional stem before a ViT).
+    itself if nothing repeats there. Sequences beside each other (encoder and decoder) all count, except
+    those of another class with less than a tenth of the largest one's numbers (a stem before a ViT).
 
     Frozen parameters count in finding the blocks, so freezing doesn't change what a block is; then blocks in
     which nothing trains are left out, because a group of them would be empty.
@@ -55,10 +55,9 @@ def _sequences(module: nn.Module, prefix: str) -> Iterator[list[tuple[str, nn.Mo
     run: list[tuple[str, nn.Module]] = []
     for name, child in module.named_children():
         path = f"{prefix}{name}"
-        if name in repeated and not (_is_container(child) and any(_sequences(child, f"{path}."))):
-            run.append((path, child))
-            continue
-        deeper = list(_sequences(child, f"{path}."))
+        deeper = [] if name in repeated and not _is_container(child) else list(_sequences(child, f"{path}."))
+        if name in repeated and not deeper:
+            run.append(_unwrapped(child, path))
         if deeper and run:  # keep registration order: what lies deeper comes after the run so far
             yield run
             run = []
@@ -83,6 +82,14 @@ def _repeated_children(module: nn.Module) -> set[str]:
     if not repeated:
         return set()
     return set(max(repeated, key=lambda family: sum(map(_numbers, family.values()))))
+
+
+def _unwrapped(module: nn.Module, path: str) -> tuple[str, nn.Module]:
+    """The block itself where a bare container holds just one: a stage of depth 1 among deeper ones."""
+    inner = [(name, child) for name, child in module.named_children() if _numbers(child)]
+    if _is_container(module) and len(inner) == 1 and _is_block(inner[0][1]):
+        return _unwrapped(inner[0][1], f"{path}.{inner[0][0]}")
+    return path, module
 
 
 def _is_block(module: nn.Module) -> bool:
