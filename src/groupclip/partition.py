@@ -14,8 +14,8 @@ from typing import Any
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from groupclip.errors import CoverageError
-from groupclip.styles import computed, mapped, named_style
+from .errors import CoverageError
+from .styles import computed, mapped, named_style
 
 METHODS = ("auto", "gram", "instantiated")
 FORMAT = "groupclip-partition-1"

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
-from groupclip.blocks import find_blocks
+from .blocks import find_blocks
 
 STYLES = (
     "all-layer",
