@@ -22,7 +22,7 @@ def find_blocks(model: nn.Module) -> tuple[str, ...]:
     parameters. A *sequence* is
 
     * the blocks in an ``nn.ModuleList`` or ``nn.ModuleDict``, of whatever class (hybrid models alternate), or
-    * the blocks of one class in an ``nn.Sequential``, or
+    * the blocks of one class in an ``nn.Sequential`` (the class with most numbers), or
     * siblings of one class whose names differ by a number (``block1``, ``block2``),
 
     two or more of them. The outermost sequence wins: the experts or heads inside a block are not blocks. A
@@ -67,7 +67,11 @@ def _sequences(module: nn.Module, prefix: str) -> Iterator[list[tuple[str, nn.Mo
 
 
 def _repeated_children(module: nn.Module) -> set[str]:
-    """Names of the children of ``module`` that form a sequence, two or more, else the empty set."""
+    """Names of the children of ``module`` that stand in a sequence of two or more; maybe none.
+
+    Of the classes repeated in an ``nn.Sequential`` only the largest counts: a first and a last layer of one
+    class, around the blocks, are no sequence.
+    """
     families: dict[object, dict[str, nn.Module]] = defaultdict(dict)
     for name, child in module.named_children():
         if not _is_block(child):
@@ -79,9 +83,9 @@ def _repeated_children(module: nn.Module) -> set[str]:
         elif re.search(r"\d", name):
             families[type(child), re.sub(r"\d+", "#", name)][name] = child
     repeated = [family for family in families.values() if len(family) > 1]
-    if not repeated:
-        return set()
-    return set(max(repeated, key=lambda family: sum(map(_numbers, family.values()))))
+    if isinstance(module, nn.Sequential) and repeated:
+        repeated = [max(repeated, key=lambda family: sum(map(_numbers, family.values())))]
+    return {name for family in repeated for name in family}
 
 
 def _unwrapped(module: nn.Module, path: str) -> tuple[str, nn.Module]:
