@@ -1,0 +1,21 @@
+"""The command line; needs ``pip install 'groupclip[cli]'``. Thin: what a command does is in the library."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Entry point of ``groupclip``: ends the process with an exit code; see :mod:`groupclip.cli.app`."""
+    try:
+        import click  # noqa: F401
+        import rich  # noqa: F401
+        import yaml  # noqa: F401
+    except ModuleNotFoundError as error:
+        sys.exit(
+            f"groupclip: the command line needs {error.name}, which isn't installed; run: pip install "
+            "'groupclip[cli]'"
+        )
+    from .app import run
+
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,5 @@
+"""``python -m groupclip.cli``."""
+
+from . import main
+
+main()

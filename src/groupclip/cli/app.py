@@ -1,0 +1,53 @@
+"""The group of commands, and how errors end them: a message that names the fix, never a traceback."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import click
+
+from ..errors import GroupClipError
+from .calibrate import calibrate
+from .epsilon import epsilon
+from .train import train
+
+WRONG_ARGUMENT, FAILED, INTERRUPTED = 2, 1, 130
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="Exit codes: 0 done, 1 the run failed, 2 a wrong argument, 130 stopped by Ctrl-C.",
+)
+@click.version_option(package_name="groupclip")
+def app() -> None:
+    """Train PyTorch models with differential privacy, clipping per-sample gradients in groups.
+
+    \b
+    Example:
+      groupclip train --task digits --clipping uniform:2 --epsilon 3 --out runs/digits
+    """
+
+
+for command in (train, calibrate, epsilon):
+    app.add_command(command)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line; returns its exit code. GROUPCLIP_TRACEBACK=1 shows where an error came from."""
+    try:
+        app.main(args=list(arguments), prog_name="groupclip", standalone_mode=False)
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("groupclip: stopped", err=True)
+        return INTERRUPTED
+    except GroupClipError as error:
+        if os.environ.get("GROUPCLIP_TRACEBACK"):
+            raise
+        click.echo(f"groupclip: {error}", err=True)
+        return FAILED
+    return 0

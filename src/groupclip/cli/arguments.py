@@ -1,0 +1,63 @@
+"""What the commands share about arguments."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import click
+
+from ..errors import CoverageError
+
+
+@contextlib.contextmanager
+def arguments_at_fault() -> Iterator[None]:
+    """Inside, an error of values, types or files is a wrong argument: exit code 2, its message alone."""
+    try:
+        yield
+    except (
+        ValueError,
+        TypeError,
+        FileNotFoundError,
+        ModuleNotFoundError,
+        PermissionError,
+        CoverageError,
+    ) as error:
+        if os.environ.get("GROUPCLIP_TRACEBACK"):
+            raise
+        raise click.UsageError(str(error), click.get_current_context(silent=True)) from error
+
+
+def print_json(facts: Mapping[str, Any]) -> None:
+    """One JSON object on standard output."""
+    click.echo(json.dumps(facts, indent=2, allow_nan=False))
+
+
+def parse_thresholds(text: str | None) -> float | list[float] | dict[str, float] | None:
+    """``1``, ``0.5,0.5`` or ``group-1=0.5,group-2=0.7``. ValueError otherwise."""
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    try:
+        if "=" in text:
+            pairs = [part.rsplit("=", 1) for part in parts]
+            return {name.strip(): float(value) for name, value in pairs}
+        values = [float(part) for part in parts]
+    except ValueError:
+        raise ValueError(
+            f"--thresholds {text!r} can't be read: give a number (R), M numbers with commas between them, "
+            "or GROUP=NUMBER,..."
+        ) from None
+    return values[0] if len(values) == 1 else values
+
+
+def parse_options(flag: str, pairs: tuple[str, ...]) -> dict[str, str] | None:
+    """``NAME=VALUE`` pairs as a mapping; None if there are none. ValueError without an equals sign."""
+    for pair in pairs:
+        if "=" not in pair:
+            raise ValueError(f"{flag} {pair!r} can't be read: write it as NAME=VALUE")
+    found = dict(pair.split("=", 1) for pair in pairs)
+    return {name.replace("-", "_"): value for name, value in found.items()} or None

@@ -1,0 +1,86 @@
+"""Progress on the terminal: steps, epsilon spent so far, time left, and held-out or noisy quantities only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from ..run import Beginning
+from .signals import StopOnSignal
+
+
+class Terminal:
+    """Shows a run on standard error: a bar on a terminal, elsewhere a line at each evaluation."""
+
+    def __init__(self, signals: StopOnSignal, quiet: bool) -> None:
+        self._signals = signals
+        self._console = Console(stderr=True, quiet=quiet, highlight=False)
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("steps"),
+            TextColumn("epsilon {task.fields[epsilon]:.3f} of {task.fields[planned]:g}"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[seen]}"),
+            console=self._console,
+            disable=quiet or not self._console.is_terminal,
+        )
+        self._task: TaskID | None = None
+        self._steps = 0
+        self._seen = ""
+
+    def __enter__(self) -> Terminal:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self._bar.stop()
+
+    def begin(self, beginning: Beginning) -> None:
+        config, groups = beginning.config, beginning.partition
+        self._steps = config.steps
+        self._say(
+            f"{config.model} on {config.task}: {len(groups)} group{'s' * (len(groups) > 1)} "
+            f"({groups.style}), "
+            f"{config.steps} steps of {config.batch_size} samples on average, noise multiplier "
+            f"{beginning.noise_multiplier:.4g} for epsilon {config.epsilon:g} at delta {config.delta:g}"
+        )
+        if beginning.done:
+            lost = f"; the updates of {beginning.lost} of them were lost in a crash" if beginning.lost else ""
+            self._say(f"resumed: {beginning.done} steps are charged already{lost}")
+        self._task = self._bar.add_task(
+            "training",
+            total=config.steps,
+            completed=beginning.done,
+            epsilon=0.0,
+            planned=config.epsilon,
+            seen="",
+        )
+
+    def step(self, row: Mapping[str, Any]) -> None:
+        assert self._task is not None
+        if "test_accuracy" in row:
+            loss = f", public loss {row['public_loss']:.3f}" if "public_loss" in row else ""
+            self._seen = f"test accuracy {row['test_accuracy']:.1%}{loss}"
+            if self._bar.disable:
+                self._say(f"step {row['step']}/{self._steps}  epsilon {row['epsilon']:.3f}  {self._seen}")
+        self._bar.update(
+            self._task, completed=row["step"], epsilon=row["epsilon"], seen=self._seen or _noisy(row)
+        )
+
+    def stop_requested(self) -> bool:
+        return self._signals.received is not None
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, markup=False, soft_wrap=True)
+
+
+def _noisy(row: Mapping[str, Any]) -> str:
+    """The norm of the whole noisy gradient, for runs and moments in which nothing else may be shown."""
+    norms = [norm for norm in row["noisy_gradient_norm"].values() if norm is not None]
+    return f"noisy gradient norm {sum(n * n for n in norms) ** 0.5:.3g}"

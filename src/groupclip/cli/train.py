@@ -1,0 +1,143 @@
+"""``groupclip train``: the main job."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .. import run
+from .arguments import arguments_at_fault, parse_options, parse_thresholds, print_json
+from .progress import Terminal
+from .signals import StopOnSignal
+
+SETTINGS = (
+    click.option("--task", help="digits, mnist, fashion-mnist, imagefolder:PATH or csv:PATH."),
+    click.option("--data", help="Path of the task's files, if it isn't in --task."),
+    click.option(
+        "--task-option", multiple=True, metavar="NAME=VALUE", help="E.g. text_column=review; repeatable."
+    ),
+    click.option(
+        "--model", help="vit-micro, vit-tiny, vit-small, vit-base, vit-large, cnn-small, mlp, text-small ..."
+    ),
+    click.option(
+        "--model-option", multiple=True, metavar="NAME=VALUE", help="E.g. patch_size=4; repeatable."
+    ),
+    click.option("--clipping", help="Style of the groups: all-layer, layer-wise, block-wise, uniform:M ..."),
+    click.option("--clip", help="Clip function: automatic (default), abadi, flat-normalised, global."),
+    click.option("--thresholds", help="R (default 1; R_m = R/sqrt(M)), or R_1,..,R_M, or GROUP=R_m,..."),
+    click.option("--epsilon", type=float, help="What the whole run may spend."),
+    click.option("--delta", type=float, help="Default: min(1e-5, 1 / (2 * number of samples))."),
+    click.option("--epochs", type=float, help="How often each sample is drawn on average; or give --steps."),
+    click.option("--steps", type=int, help="Number of optimizer steps."),
+    click.option("--batch-size", type=int, help="EXPECTED size of a Poisson batch."),
+    click.option("--microbatch", type=int, help="Most samples held at once; changes memory and speed alone."),
+    click.option("--lr", type=float, help="Learning rate."),
+    click.option("--schedule", help="Of the learning rate: constant, linear or cosine."),
+    click.option("--optimizer", help="adamw or sgd."),
+    click.option("--momentum", type=float, help="Of sgd."),
+    click.option("--weight-decay", type=float),
+    click.option(
+        "--seed", type=int, help="Of the initial weights, which are public; never of noise or sampling."
+    ),
+    click.option("--eval-every", type=int, help="Steps between evaluations on held-out data; 0: never."),
+    click.option("--device", help="auto, cpu or cuda."),
+)
+
+
+def _settings(command: Any) -> Any:
+    for option in reversed(SETTINGS):
+        command = option(command)
+    return command
+
+
+@click.command(context_settings={"show_default": False})
+@_settings
+@click.option("--config", type=click.Path(path_type=Path), help="Settings in YAML, such as a run's run.yaml.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="New or empty folder for everything that is written."
+)
+@click.option(
+    "--resume", type=click.Path(path_type=Path), metavar="OUT", help="Go on with the run in this folder."
+)
+@click.option("--keep-resume", is_flag=True, help="Keep OUT/resume (secret) when the run has ended.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object when done, and nothing else.")
+@click.option("--quiet", is_flag=True, help="No progress.")
+def train(
+    config: Path | None,
+    out: Path | None,
+    resume: Path | None,
+    keep_resume: bool,
+    as_json: bool,
+    quiet: bool,
+    **given: Any,  # the settings: click passes them by name, and they go on as one request
+) -> None:
+    """Train a model with differential privacy.
+
+    What isn't given comes from the task's recipe; the run writes all settings to OUT/run.yaml. Ctrl-C
+    finishes the step, writes a checkpoint and says how to go on.
+
+    \b
+    Examples:
+      groupclip train --task digits --clipping uniform:2 --epsilon 3 --out runs/digits
+      groupclip train --task csv:reviews.csv --task-option text_column=review --epsilon 3 --out runs/reviews
+      groupclip train --config runs/digits/run.yaml --out runs/again
+      groupclip train --resume runs/digits
+    """
+    with arguments_at_fault():
+        request = _request({} if config is None else run.read_yaml(config), given)
+        if resume is not None:
+            if out is not None and out.absolute() != resume.absolute():
+                raise ValueError(
+                    f"--resume {resume} goes on in that folder, but --out is {out}; leave --out out"
+                )
+            prepared = run.resume(resume, request)
+        elif out is None:
+            raise ValueError("no folder is given: say where to write, e.g. --out runs/digits")
+        else:
+            prepared = run.start(request, out)
+    with StopOnSignal() as signals, Terminal(signals, quiet or as_json) as terminal:
+        try:
+            outcome = prepared.train(terminal, keep_resume=keep_resume)
+        except run.RunInterrupted as interrupted:
+            click.echo(f"groupclip: {interrupted}", err=True)
+            raise click.exceptions.Exit(signals.exit_code) from None
+    if as_json:
+        print_json({k: str(v) if isinstance(v, Path) else v for k, v in dataclasses.asdict(outcome).items()})
+    else:
+        _summarise(outcome)
+
+
+def _request(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a file, overridden by those of the command line."""
+    flags = {
+        name: value for name, value in given.items() if value is not None and not name.endswith("_option")
+    }
+    if "thresholds" in flags:
+        flags["thresholds"] = parse_thresholds(flags["thresholds"])
+    for name in ("task_option", "model_option"):
+        options = parse_options(f"--{name.replace('_', '-')}", given[name])
+        if options is not None:
+            flags[f"{name}s"] = options
+    replaced = {
+        "epochs": ("steps",),
+        "steps": ("epochs",),
+        "task": ("data", "task_options"),
+        "model": ("model_options",),
+    }
+    dropped = {other for name in flags for other in replaced.get(name, ())}
+    return {**{k: v for k, v in settings.items() if k not in dropped}, **flags}
+
+
+def _summarise(outcome: Any) -> None:
+    if outcome.test_accuracy is not None:
+        click.echo(f"test accuracy  {outcome.test_accuracy:.1%} on held-out records")
+    click.echo(
+        f"privacy        epsilon {outcome.epsilon:.3f} at delta {outcome.delta:g}, after {outcome.steps} "
+        "steps"
+    )
+    click.echo(f"release        {outcome.release}")
+    click.echo(f"report         {outcome.report}")

@@ -1,0 +1,29 @@
+"""A whole private training run as a library: settings in, a released model with its guarantee out.
+
+from . import start
+outcome = start({"task": "digits", "epsilon": 3, "clipping": "uniform:2"}, Path("runs/digits")).train()
+"""
+
+from .config import RunConfig, read_yaml
+from .errors import ConfigError, RunFailed, RunInterrupted
+from .observer import Beginning, Nobody, Observer
+from .resolve import resolve, steps_of
+from .train import CHECKPOINT_SECONDS, Outcome, Run, resume, start
+
+__all__ = [
+    "CHECKPOINT_SECONDS",
+    "Beginning",
+    "ConfigError",
+    "Nobody",
+    "Observer",
+    "Outcome",
+    "Run",
+    "RunConfig",
+    "RunFailed",
+    "RunInterrupted",
+    "read_yaml",
+    "resolve",
+    "resume",
+    "start",
+    "steps_of",
+]

@@ -1,0 +1,90 @@
+"""From settings to the objects that train: model, optimizer, mechanism, engine."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.optim import SGD, AdamW, Optimizer
+
+from ..engine import Engine, attach
+from ..mechanism import Mechanism
+from ..partition import partition
+from ..tasks import Task
+from .config import RunConfig
+from .errors import ConfigError
+
+
+@dataclass(frozen=True, eq=False)
+class Trainer:
+    """What trains, put together and attached; ``mechanism`` is the engine's."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    engine: Engine
+    mechanism: Mechanism
+    device: torch.device
+
+
+def build(config: RunConfig, task: Task, mechanism: Mechanism | None = None) -> Trainer:
+    """Build and attach everything. ``mechanism``: that of a run that goes on; calibrated here when None.
+
+    Torch's global generator (dropout, if the model has any) is seeded from the operating system and its
+    state is never saved: with masks known beforehand, adding one sample to a batch would visibly shift the
+    masks of those after it, and a step would depend on one sample through all of them.
+
+    Raises:
+        ValueError, TypeError: settings that don't fit together, naming the one.
+    """
+    from ..models import build_model
+
+    device = _device(config.device)
+    options = config.model_options
+    model = build_model(
+        config.model,
+        input_shape=task.input_shape,
+        num_classes=task.num_classes,
+        vocabulary=task.vocabulary,
+        patch_size=options.get("patch_size"),
+        image_size=options.get("image_size"),
+        activation=options.get("activation"),
+        seed=config.seed,
+    ).to(device)
+    torch.manual_seed(secrets.randbits(63))
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer: Optimizer
+    if config.optimizer == "adamw":
+        optimizer = AdamW(parameters, lr=config.lr, weight_decay=config.weight_decay)
+    else:
+        optimizer = SGD(parameters, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
+    groups = partition(model, config.clipping)
+    if mechanism is None:
+        plan = Mechanism(
+            dataset_size=len(task.train), expected_batch_size=config.batch_size, steps=config.steps
+        )
+        mechanism = plan.calibrate(epsilon=config.epsilon, delta=config.delta)
+    engine = attach(model, optimizer, groups, mechanism, clip=config.clip, thresholds=config.thresholds)
+    return Trainer(model, optimizer, engine, mechanism, device)
+
+
+def learning_rate(config: RunConfig, step: int) -> float:
+    """The learning rate of step 1..steps: constant, or falling to zero in a line or half a cosine."""
+    done = (step - 1) / config.steps
+    match config.schedule:
+        case "linear":
+            return config.lr * (1 - done)
+        case "cosine":
+            return config.lr * (1 + math.cos(math.pi * done)) / 2
+        case _:
+            return config.lr
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device=cuda, but torch sees no CUDA device here; use --device cpu")
+    return torch.device(name)

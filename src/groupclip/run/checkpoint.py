@@ -1,0 +1,126 @@
+"""A run's state as ONE safetensors file, so that replacing it is one rename. No pickle anywhere.
+
+It holds weights, optimizer state, ledger and settings; neither a key, a seed of noise or sampling, nor a
+statistic of the data that has no noise: noise and sampling begin under new keys after every resume.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from .errors import RunFailed
+from .files import SECRET, write_atomically
+
+FORMAT = "groupclip-resume-1"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a run has done besides its weights.
+
+    updates: steps that the weights really took (fewer than the ledger counts after a crash).
+    lost: (first, last) charged steps whose updates were lost in crashes.
+    """
+
+    updates: int = 0
+    lost: tuple[tuple[int, int], ...] = ()
+
+
+def save(
+    path: Path,
+    config: Mapping[str, Any],
+    model: nn.Module,
+    optimizer: Optimizer,
+    engine: Mapping[str, Any],
+    progress: Progress,
+) -> None:
+    """Write a checkpoint, atomically, for its owner alone. Raises OSError; the old one is intact then."""
+    from safetensors.torch import save as serialise
+
+    tensors, plain = flatten(optimizer.state_dict())
+    tensors |= {f"model.{name}": value for name, value in model.state_dict().items()}
+    facts = {
+        "format": FORMAT,
+        "config": config,
+        "engine": engine,
+        "optimizer": plain,
+        "progress": {"updates": progress.updates, "lost": progress.lost},
+    }
+    content = {name: plain_tensor(value) for name, value in tensors.items()}
+    write_atomically(path, serialise(content, {"groupclip": json.dumps(facts)}), SECRET)
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """What :func:`save` wrote, read back."""
+
+    config: dict[str, Any]
+    engine: dict[str, Any]
+    progress: Progress
+    weights: dict[str, Tensor]
+    optimizer: dict[str, Any]
+
+
+def load(path: Path) -> Checkpoint:
+    """Read a checkpoint. RunFailed if it is damaged or of another version."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            facts = json.loads((file.metadata() or {})["groupclip"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        if facts["format"] != FORMAT:
+            raise ValueError(f"its format is {facts['format']}")
+        weights = {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
+        done = facts["progress"]
+        progress = Progress(done["updates"], tuple((first, last) for first, last in done["lost"]))
+        return Checkpoint(
+            facts["config"], facts["engine"], progress, weights, unflatten(tensors, facts["optimizer"])
+        )
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise RunFailed(
+            f"{path} is no checkpoint of this version of groupclip ({error}): start the run again in a new "
+            "folder"
+        ) from error
+
+
+def flatten(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """An optimizer's ``state_dict`` as tensors by name and the rest as JSON-able values."""
+    tensors: dict[str, Tensor] = {}
+    rest: dict[str, dict[str, Any]] = {}
+    for index, entries in state["state"].items():
+        rest[str(index)] = {}
+        for name, value in entries.items():
+            if isinstance(value, Tensor):
+                tensors[f"optimizer.{index}.{name}"] = value
+            else:
+                rest[str(index)][name] = value
+    return tensors, {"state": rest, "param_groups": state["param_groups"]}
+
+
+def unflatten(tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of :func:`flatten`, but for tuples, which JSON turned into lists."""
+    state: dict[int, dict[str, Any]] = {int(index): dict(rest) for index, rest in plain["state"].items()}
+    for name, value in tensors.items():
+        if name.startswith("optimizer."):
+            _, index, entry = name.split(".", 2)
+            state[int(index)][entry] = value
+    groups = [
+        {k: tuple(v) if isinstance(v, list) and k != "params" else v for k, v in group.items()}
+        for group in plain["param_groups"]
+    ]
+    return {"state": state, "param_groups": groups}
+
+
+def plain_tensor(value: Tensor) -> Tensor:
+    """The values alone, on the CPU, contiguous, as a plain tensor that shares memory with nothing."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return value.detach().to("cpu", copy=True).contiguous().as_subclass(Tensor)

@@ -1,0 +1,75 @@
+"""The write-ahead ledger of a run: no step is taken before it is charged on the disk.
+
+What was released when a process dies between two checkpoints? Everything that left it: rows of
+``metrics.jsonl``, what stood on the terminal. All of it is made from noisy gradients of steps that the last
+checkpoint doesn't count. So before a step draws its batch, one line is appended here and synced. On resume
+
+    charged = the larger of the steps in the checkpoint and the steps in this journal,
+
+and training goes on from the checkpoint's weights with ``planned - charged`` steps. The steps between the
+checkpoint and the crash stay charged although their updates are lost: doing them again would be further uses
+of the data, on fresh batches with fresh noise, and they'd have to be paid for a second time.
+
+So the count is never too low (a step that was charged and killed before its noise was drawn counts as well),
+a run that is killed ends at the very ledger that it would have reached undisturbed, namely the plan, only
+with fewer updates in its weights; and one that was stopped cleanly (Ctrl-C writes a checkpoint) loses
+nothing at all.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from ..errors import PrivacyViolation
+from .files import SECRET, Lines, write_atomically
+
+
+class Journal:
+    """Charged steps of one run. A new one begins at ``charged``, in a file that holds one line for them."""
+
+    def __init__(self, path: Path, charged: int) -> None:
+        write_atomically(path, _line(charged) + "\n", SECRET)
+        self._lines = Lines(path, mode=SECRET, durable=True)
+        self.charged = charged
+
+    def charge(self) -> int:
+        """Charge one more step, durably, and return its number, from 1. After an OSError: don't take it."""
+        self.charged += 1
+        self._lines.append(_line(self.charged))
+        return self.charged
+
+    def close(self) -> None:
+        self._lines.close()
+
+
+def read_journal(path: Path) -> int:
+    """The number of charged steps. A line that was cut off counts as a step.
+
+    Raises:
+        PrivacyViolation: no journal, or one that can't be read: the steps of this run are not known then.
+    """
+    if not path.is_file():
+        raise PrivacyViolation(
+            f"{path} is missing: it counts the steps whose results may have been seen, and without it "
+            "epsilon could be "
+            "understated. Put it back, or start again in a new folder (and count both runs)"
+        )
+    text = path.read_bytes().decode(errors="replace")
+    whole, _, cut = text.rpartition("\n")
+    charged = 0
+    for line in whole.splitlines():
+        try:
+            step = json.loads(line)["charged"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise PrivacyViolation(
+                f"{path} is damaged at the line {line[:80]!r}: the steps of this run can't be counted. "
+                "Restore it, or start "
+                "again in a new folder (and count both runs)"
+            ) from error
+        charged = max(charged, int(step))
+    return charged + bool(cut)
+
+
+def _line(charged: int) -> str:
+    return json.dumps({"charged": charged})

@@ -1,0 +1,141 @@
+"""The steps of a run: charge, draw, clip, add noise, update, tell, keep."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import torch.nn.functional as F
+
+from ..errors import GroupClipError
+from ..sampling import LogicalBatch, poisson_batches
+from ..tasks import Task
+from . import checkpoint
+from .build import Trainer, learning_rate
+from .checkpoint import Progress
+from .config import RunConfig
+from .errors import RunFailed, RunInterrupted
+from .evaluate import Evaluation, evaluate
+from .files import PUBLIC, Lines, said_plainly
+from .folder import RunFolder
+from .journal import Journal
+from .metrics import EpsilonCurve, noisy_norms, row_text
+from .observer import Observer
+
+
+class Loop:
+    """Takes the planned steps that are left. The ledger counts every charged step when it begins."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        task: Task,
+        trainer: Trainer,
+        folder: RunFolder,
+        progress: Progress,
+        checkpoint_seconds: float,
+    ) -> None:
+        assert trainer.engine.ledger is not None
+        self.config, self.task, self.trainer, self.folder = config, task, trainer, folder
+        self.ledger = trainer.engine.ledger
+        self.progress = progress
+        self.evaluation: Evaluation | None = None  # of the weights as they are
+        self._curve = EpsilonCurve(trainer.mechanism, config.delta)
+        self._seconds = checkpoint_seconds
+        self._saved = time.monotonic()
+        self._updating = False
+
+    def run(self, observer: Observer) -> None:
+        """Take the steps.
+
+        Raises:
+            RunInterrupted: the observer asked to stop; a checkpoint holds the last step.
+            RunFailed: a full disk, an unreadable sample ...; a checkpoint was written if that was possible.
+        """
+        going_on = f"go on with: {self.folder.resume_command()}"
+        steps = self.trainer.mechanism.steps
+        with said_plainly("opening the run's files", going_on):
+            journal = Journal(self.folder.journal, self.ledger.steps)
+            metrics = Lines(self.folder.metrics, mode=PUBLIC, durable=False)
+        batches = poisson_batches(
+            self.task.train, self.trainer.mechanism, self.config.microbatch, start=self.ledger.steps
+        )
+        try:
+            for batch in batches:
+                with said_plainly("charging a step", going_on):
+                    step = journal.charge()
+                self._step(batch, step)
+                row = self._row(step)
+                with said_plainly("writing metrics.jsonl", going_on):
+                    metrics.append(row_text(row))
+                observer.step(row)
+                self.trainer.optimizer.zero_grad()
+                stop = observer.stop_requested() and step < steps
+                if stop or time.monotonic() - self._saved >= self._seconds:
+                    self.save()
+                if stop:
+                    raise RunInterrupted(f"stopped after step {step} of {steps}; {going_on}")
+        except RunInterrupted:
+            raise
+        except Exception as error:
+            self._rescue()
+            if isinstance(error, RunFailed):
+                raise
+            kind = "" if isinstance(error, (GroupClipError, ValueError)) else f"{type(error).__name__}: "
+            raise RunFailed(
+                f"step {journal.charged} failed: {kind}{error}\nPut that right, then {going_on}"
+            ) from error
+        finally:
+            journal.close()
+            metrics.close()
+
+    def save(self) -> None:
+        """Write a checkpoint of the steps taken so far. RunFailed if the disk doesn't take it."""
+        with said_plainly("writing the checkpoint", f"go on with: {self.folder.resume_command()}"):
+            checkpoint.save(
+                self.folder.checkpoint,
+                self.config.to_dict(),
+                self.trainer.model,
+                self.trainer.optimizer,
+                self.trainer.engine.state_dict(),
+                self.progress,
+            )
+        self._saved = time.monotonic()
+
+    def _step(self, batch: LogicalBatch, step: int) -> None:
+        trainer = self.trainer
+        self.evaluation = None
+        for group in trainer.optimizer.param_groups:
+            group["lr"] = learning_rate(self.config, step)
+        for inputs, labels in batch:
+            logits = trainer.model(inputs.to(trainer.device))
+            trainer.engine.backward(F.cross_entropy(logits, labels.to(trainer.device), reduction="none"))
+        self._updating = True
+        trainer.optimizer.step()
+        self._updating = False
+        self.progress = replace(self.progress, updates=self.progress.updates + 1)
+
+    def _row(self, step: int) -> dict[str, Any]:
+        row: dict[str, Any] = {
+            "step": step,
+            "updates": self.progress.updates,
+            "epsilon": self._curve.at(step),
+            "learning_rate": learning_rate(self.config, step),
+            "noisy_gradient_norm": noisy_norms(self.trainer.engine),
+        }
+        every = self.config.eval_every
+        if every and (step % every == 0 or step == self.config.steps):
+            self.evaluation = evaluate(self.trainer.model, self.task, self.trainer.device)
+            row["test_accuracy"] = self.evaluation.test_accuracy
+            if self.evaluation.public_loss is not None:
+                row["public_loss"] = self.evaluation.public_loss
+        return row
+
+    def _rescue(self) -> None:
+        """After a failure: keep the steps that were taken, if the weights are whole and the disk has room."""
+        if not self._updating:
+            try:
+                self.save()
+            except RunFailed:
+                return  # the last checkpoint stands; the message about the first failure says how to go on

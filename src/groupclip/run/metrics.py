@@ -1,0 +1,83 @@
+"""The rows of ``metrics.jsonl``: what may be seen of a step.
+
+    step                  number of the charged step, counted from 1
+    updates               steps that the weights took
+    epsilon               spent so far, an upper bound (see :class:`EpsilonCurve`)
+    learning_rate
+    noisy_gradient_norm   group -> norm of the gradient after clipping, noise and division by the expected
+                          batch size
+    test_accuracy         at the evaluations fixed beforehand
+    public_loss           there too, if the task has public records
+
+Left out on purpose, because no noise covers them: losses and norms of samples, sizes of batches, and times
+of steps (a step takes longer the more samples it drew).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..engine import Engine
+from ..mechanism import Mechanism
+from .files import write_atomically
+
+_POINTS = 50
+
+
+class EpsilonCurve:
+    """Epsilon after any number of steps, computed at about 50 of them.
+
+    One evaluation takes tens of milliseconds, too long for every step. Between two points the later one's
+    epsilon is given: epsilon grows with the steps, so this is never too small.
+    """
+
+    def __init__(self, mechanism: Mechanism, delta: float) -> None:
+        self._mechanism, self._delta = mechanism, delta
+        self._every = math.ceil(mechanism.steps / _POINTS)
+        self._known: dict[int, float] = {}
+
+    def at(self, step: int) -> float:
+        point = min(math.ceil(step / self._every) * self._every, self._mechanism.steps)
+        if point not in self._known:
+            self._known[point] = self._mechanism.epsilon(delta=self._delta, steps=point)
+        return self._known[point]
+
+
+def noisy_norms(engine: Engine) -> dict[str, float | None]:
+    """Norm of each group's gradient between ``optimizer.step`` and ``zero_grad``, when noise is in it."""
+    named = dict(engine.model.named_parameters())
+    norms: dict[str, float | None] = {}
+    with torch.no_grad():
+        for group in engine.partition:
+            grads = [named[name].grad for name in engine.partition[group]]
+            norm = math.sqrt(math.fsum(float(g.float().square().sum()) for g in grads if g is not None))
+            norms[group] = norm if math.isfinite(norm) else None
+    return norms
+
+
+def row_text(row: Mapping[str, Any]) -> str:
+    """One line of JSON."""
+    return json.dumps(row, allow_nan=False)
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows that were wholly written; a line that was cut off is left out."""
+    if not path.is_file():
+        return []
+    whole, _, _ = path.read_text(encoding="utf-8", errors="replace").rpartition("\n")
+    return [json.loads(line) for line in whole.splitlines()]
+
+
+def cut_torn_row(path: Path) -> None:
+    """Take a half-written last line off, so that the next row begins a line."""
+    if path.is_file():
+        content = path.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        if whole != content:
+            write_atomically(path, whole)

@@ -1,0 +1,46 @@
+"""Who watches a run: a progress bar, or nobody. Everything shown is noisy, held out or planned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ..partition import Partition
+from .config import RunConfig
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What is known before the first step of a process. ``done``: steps charged before it."""
+
+    config: RunConfig
+    partition: Partition
+    noise_multiplier: float
+    done: int
+    lost: int
+
+
+class Observer(Protocol):
+    """Told of a run as it goes; asked after every step whether to stop."""
+
+    def begin(self, beginning: Beginning) -> None: ...
+
+    def step(self, row: Mapping[str, Any]) -> None:
+        """A row of ``metrics.jsonl``: see :mod:`groupclip.run.metrics`."""
+        ...
+
+    def stop_requested(self) -> bool: ...
+
+
+class Nobody:
+    """Watches nothing and never stops."""
+
+    def begin(self, beginning: Beginning) -> None:
+        pass
+
+    def step(self, row: Mapping[str, Any]) -> None:
+        pass
+
+    def stop_requested(self) -> bool:
+        return False

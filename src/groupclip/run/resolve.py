@@ -1,0 +1,62 @@
+"""From what a person asked for to a run's full settings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ..mechanism import default_delta
+from ..tasks import Task
+from .config import RunConfig
+from .errors import ConfigError
+from .recipes import EVALUATIONS, FALLBACK, RECIPES
+
+
+def resolve(request: Mapping[str, Any], task: Task) -> RunConfig:
+    """Fill what ``request`` (see ``checked_request``) leaves open, by the task's recipe.
+
+    The only fact of the records that is used is their number, which is public.
+
+    Raises:
+        ConfigError: no epsilon, or an expected batch larger than the data set.
+    """
+    if "epsilon" not in request:
+        raise ConfigError("no epsilon is given: say how much privacy the run may spend, e.g. --epsilon 3")
+    recipe = RECIPES.get(task.name, FALLBACK[task.kind])
+    size = len(task.train)
+    batch = request.get("batch_size", min(recipe.batch_size, max(1, size // 4)))
+    if batch > size:
+        raise ConfigError(
+            f"batch_size={batch} is larger than the {size} training samples; use at most that many"
+        )
+    steps = (
+        request["steps"]
+        if "steps" in request
+        else steps_of(request.get("epochs", recipe.epochs), size, batch)
+    )
+    defaults = {
+        "model": recipe.model,
+        "clipping": recipe.clipping,
+        "clip": "automatic",
+        "thresholds": 1.0,
+        "delta": default_delta(size),
+        "batch_size": batch,
+        "steps": steps,
+        "microbatch": recipe.microbatch,
+        "optimizer": recipe.optimizer,
+        "lr": recipe.lr,
+        "schedule": recipe.schedule,
+        "momentum": recipe.momentum,
+        "weight_decay": recipe.weight_decay,
+        "seed": 0,
+        "eval_every": math.ceil(steps / EVALUATIONS),
+        "device": "auto",
+    }
+    given = {key: value for key, value in request.items() if key != "epochs"}
+    return RunConfig(**{**defaults, **given})
+
+
+def steps_of(epochs: float, size: int, batch: float) -> int:
+    """Steps in which each sample is drawn ``epochs`` times on average; rounded up, at least 1."""
+    return max(1, math.ceil(round(epochs * size / batch, 9)))

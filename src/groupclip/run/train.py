@@ -1,0 +1,205 @@
+"""The main job: :func:`start` a run or :func:`resume` one; both give a :class:`Run` to train."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..mechanism import Mechanism
+from ..tasks import Task, load_task
+from . import checkpoint
+from .build import Trainer, build
+from .checkpoint import Progress
+from .config import RunConfig, checked_request, read_yaml, task_options, to_yaml
+from .errors import ConfigError
+from .evaluate import Evaluation, evaluate
+from .files import said_plainly, write_atomically
+from .folder import RunFolder, existing_folder, new_folder, refuse_used
+from .journal import Journal, read_journal
+from .loop import Loop
+from .metrics import cut_torn_row
+from .observer import Beginning, Nobody, Observer
+from .release import write_release
+from .resolve import resolve
+
+CHECKPOINT_SECONDS = 30.0
+_HEADING = "Every setting of this run. To do it again: groupclip train --config run.yaml --out OTHER"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a finished run gives. ``test_accuracy`` is None if the run never evaluates."""
+
+    out: Path
+    release: Path
+    report: Path
+    steps: int
+    updates: int
+    epsilon: float
+    delta: float
+    noise_multiplier: float
+    test_accuracy: float | None
+
+
+def start(request: Mapping[str, Any], out: Path, *, checkpoint_seconds: float = CHECKPOINT_SECONDS) -> Run:
+    """Prepare a new run and its folder.
+
+    Args:
+        request: settings by the names of ``RunConfig`` (or ``epochs``); what is left out comes from the
+            task's recipe.
+        out: a folder that doesn't exist or is empty.
+        checkpoint_seconds: most seconds of work that a crash can lose.
+
+    Raises:
+        ValueError, TypeError, FileNotFoundError: a setting that can't be; then nothing was written.
+        RunFailed: the disk is full.
+    """
+    checked = checked_request(request)
+    if "task" not in checked:
+        raise ConfigError("no task is given: name one, e.g. --task digits or --task imagefolder:PATH")
+    refuse_used(out)
+    task = _load(checked)
+    config = resolve(checked, task)
+    trainer = build(config, task)
+    folder = new_folder(out)
+    try:
+        run = Run(config, task, trainer, folder, Progress(), checkpoint_seconds)
+        with said_plainly("beginning the run", "start it again"):
+            write_atomically(folder.config, to_yaml(config, _HEADING))
+            Journal(folder.journal, charged=0).close()  # before there is a checkpoint to go on from
+        run.loop.save()
+    except BaseException:
+        folder.config.unlink(missing_ok=True)
+        shutil.rmtree(folder.resume, ignore_errors=True)
+        folder.close()
+        raise
+    return run
+
+
+def resume(
+    out: Path, request: Mapping[str, Any] | None = None, *, checkpoint_seconds: float = CHECKPOINT_SECONDS
+) -> Run:
+    """Go on with a run that was stopped, at the ledger where it stood (see :mod:`groupclip.run.journal`).
+
+    Args:
+        request: settings that the run must have; nothing can be changed on the way.
+
+    Raises:
+        ValueError, TypeError, FileNotFoundError: nothing to go on from, other settings, another process at
+            it.
+        PrivacyViolation, BudgetExceeded, RunFailed: its state is damaged or was edited.
+    """
+    folder = existing_folder(out)
+    try:
+        saved = checkpoint.load(folder.checkpoint)
+        _refuse_changes(folder, saved.config, checked_request(request or {}))
+        task = _load(saved.config)
+        config = RunConfig(**saved.config)
+        mechanism = Mechanism.from_dict(saved.engine["ledger"]["mechanism"])
+        trainer = build(config, task, mechanism)
+        trainer.model.load_state_dict(saved.weights)
+        trainer.optimizer.load_state_dict(saved.optimizer)
+        ledger, progress = _charge_lost(saved, min(read_journal(folder.journal), mechanism.steps))
+        trainer.engine.load_state_dict({**saved.engine, "ledger": ledger})
+        cut_torn_row(folder.metrics)
+    except BaseException:
+        folder.close()
+        raise
+    return Run(config, task, trainer, folder, progress, checkpoint_seconds)
+
+
+class Run:
+    """A prepared run. Holds the lock on its folder until :meth:`train` returns or raises."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        task: Task,
+        trainer: Trainer,
+        folder: RunFolder,
+        progress: Progress,
+        checkpoint_seconds: float,
+    ) -> None:
+        self.config, self.task, self.trainer, self.folder = config, task, trainer, folder
+        self.loop = Loop(config, task, trainer, folder, progress, checkpoint_seconds)
+
+    def train(self, observer: Observer | None = None, *, keep_resume: bool = False) -> Outcome:
+        """Take the steps that are left and write the results; errors: :meth:`groupclip.run.loop.Loop.run`."""
+        watcher = Nobody() if observer is None else observer
+        try:
+            lost = sum(last - first + 1 for first, last in self.loop.progress.lost)
+            sigma = self.trainer.mechanism.noise_multiplier
+            assert sigma is not None
+            watcher.begin(
+                Beginning(self.config, self.trainer.engine.partition, sigma, self.loop.ledger.steps, lost)
+            )
+            self.loop.run(watcher)
+            evaluation = self._final_evaluation()
+            self.loop.save()
+            return self._publish(evaluation, keep_resume)
+        finally:
+            self.folder.close()
+
+    def _final_evaluation(self) -> Evaluation | None:
+        if not self.config.eval_every:
+            return None
+        return self.loop.evaluation or evaluate(self.trainer.model, self.task, self.trainer.device)
+
+    def _publish(self, evaluation: Evaluation | None, keep_resume: bool) -> Outcome:
+        epsilon = self.trainer.engine.epsilon(delta=self.config.delta)
+        with said_plainly("writing the results", f"go on with: {self.folder.resume_command()}"):
+            write_release(self.folder.release, self.config, self.task, self.trainer, evaluation)
+        if not keep_resume:
+            with said_plainly("deleting the resume folder", f"go on with: {self.folder.resume_command()}"):
+                self.folder.forget_resume()
+        sigma = self.trainer.mechanism.noise_multiplier
+        assert sigma is not None
+        return Outcome(
+            out=self.folder.root,
+            release=self.folder.release,
+            report=self.folder.report,
+            steps=self.loop.ledger.steps,
+            updates=self.loop.progress.updates,
+            epsilon=epsilon,
+            delta=self.config.delta,
+            noise_multiplier=sigma,
+            test_accuracy=None if evaluation is None else evaluation.test_accuracy,
+        )
+
+
+def _load(settings: Mapping[str, Any]) -> Task:
+    return load_task(settings["task"], settings.get("data"), task_options(settings.get("task_options", {})))
+
+
+def _refuse_changes(folder: RunFolder, saved: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+    """Raise ConfigError if run.yaml was edited, or if a setting is asked for that the run doesn't have."""
+    written = RunConfig(**checked_request(read_yaml(folder.config))).to_dict()
+    for key in sorted({*saved, *written}):
+        if saved.get(key) != written.get(key):
+            raise ConfigError(
+                f"{folder.config} was changed since the run began: {key} is {written.get(key)!r}, it was "
+                f"{saved.get(key)!r}. "
+                "A run can't change on its way, its noise is calibrated for the whole: undo that, or start "
+                "another run"
+            )
+    for key, value in asked.items():
+        if saved.get(key) != value:
+            raise ConfigError(
+                f"{key}={value!r} differs from the run to be resumed, which has {saved.get(key)!r}: leave "
+                "the setting out, "
+                "or start another run"
+            )
+
+
+def _charge_lost(saved: checkpoint.Checkpoint, charged: int) -> tuple[dict[str, Any], Progress]:
+    """The checkpoint's ledger, raised to the steps that the journal says were charged."""
+    ledger = dict(saved.engine["ledger"])
+    counted = sum(ledger["steps"].values())
+    if charged <= counted:
+        return ledger, saved.progress
+    ledger["steps"] = {**ledger["steps"], "groupclip": ledger["steps"]["groupclip"] + charged - counted}
+    lost = (*saved.progress.lost, (counted + 1, charged))
+    return ledger, Progress(saved.progress.updates, lost)
