@@ -1,10 +1,10 @@
 """Differentially private training of PyTorch models with group-wise per-sample gradient clipping.
 
-    import groupclip as gc
+import groupclip as gc
 
-    mechanism = gc.Mechanism(dataset_size=50_000, expected_batch_size=1_000, steps=250).calibrate(epsilon=2.0, delta=1e-5)
-    groups = gc.partition(model, "uniform:4")
-    engine = gc.attach(model, optimizer, groups, mechanism)
+mechanism = gc.Mechanism(dataset_size=50_000, expected_batch_size=1_000, steps=250).calibrate(epsilon=2.0, delta=1e-5)
+groups = gc.partition(model, "uniform:4")
+engine = gc.attach(model, optimizer, groups, mechanism)
 """
 
 from . import clipping

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .batch import replaced, tensors_in
 from .errors import UnsupportedOperation
 from .gate import Gate, Slot, Target
 from .persample.base import PerSample
@@ -77,16 +78,16 @@ def derive(call: Call, rows: Rows | None = None) -> Any:
     Args:
         rows: how to read the result as activations, if its dimension 0 could be the batch.
     """
-    if call.name.endswith("_") and not call.name.endswith("__"):
+    if call.in_place:
         raise UnsupportedOperation(
             f"{call.name} changes a tensor in place that depends on {_names(call)}; write it out of place (y = x + .. "
             "instead of x.add_(..)), so that per-sample gradients can follow it"
         )
     roots = _roots(call)
     leaves = {id(root.slot.param): root.leaf for root in roots}
-    shadow_args, shadow_kwargs = _replace((call.args, call.kwargs), lambda v: _shadow(v, leaves))
-    native_args, native_kwargs = _replace((call.args, call.kwargs), call.value)
-    upstream = any(t.requires_grad for t in _tensors((native_args, native_kwargs)))
+    shadow_args, shadow_kwargs = replaced((call.args, call.kwargs), lambda v: _shadow(v, leaves))
+    native_args, native_kwargs = replaced((call.args, call.kwargs), call.value)
+    upstream = any(t.requires_grad for t in tensors_in((native_args, native_kwargs)))
     state = torch.get_rng_state() if upstream else None
     shadow = call.func(*shadow_args, **shadow_kwargs)
     if upstream and state is not None:
@@ -198,22 +199,6 @@ def _shadow(value: Any, leaves: dict[int, Tensor]) -> Any:
     if isinstance(value, Tensor):
         return leaves.get(id(value), value.detach())
     return value
-
-
-def _replace(value: Any, change: Callable[[Any], Any]) -> Any:
-    if isinstance(value, dict):
-        return {k: _replace(v, change) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_replace(v, change) for v in value]
-    if isinstance(value, tuple) and not isinstance(value, torch.Size):
-        return tuple(_replace(v, change) for v in value)
-    return change(value)
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    from .tape import tensors_in
-
-    return list(tensors_in(value))
 
 
 def _names(call: Call) -> str:

@@ -7,8 +7,11 @@ noise and the division by the expected batch size come once per logical step, in
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,20 +19,29 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from . import rules as rules  # registers every rule
+from .admission import (
+    check_arguments,
+    check_modules,
+    check_optimizer,
+    check_parameters,
+    noise_multiplier,
+    refuse_batch_statistics,
+)
 from .clipping import ClipFunction, clip_function
 from .errors import CoverageError, GroupClipError, PrivacyViolation
 from .gate import Group, Slot
+from .layout import learn_layout
 from .ledger import Ledger
 from .mechanism import Mechanism
 from .noise import NoiseSource, SecureNoise
 from .partition import Partition, check_covers, partition
 from .private import Call, PrivateParameter, PrivateTensor
-from .rules.normalisation import BATCH_STATISTICS
 from .sampling import claim
-from .tape import LossReduction, Tape
+from .tape import LossReduction, Tape, in_backward
 from .thresholds import Thresholds, group_thresholds, sensitivity
 
-_ATTACHED: dict[int, Engine] = {}  # id of a parameter -> its engine, so that no parameter is attached twice
+if TYPE_CHECKING:
+    from .statement import PrivacyRecord
 
 
 def attach(
@@ -81,13 +93,14 @@ class Engine:
         self.partition = groups if isinstance(groups, Partition) else partition(model, groups)
         check_covers(self.partition, model)
         self.clip = clip_function(clip)
-        self.thresholds = group_thresholds(thresholds, self.partition.names)
-        _check_arguments(loss_reduction, mechanism, optimizer)
-        _check_modules(model)
+        # read-only: noise and clipping must not be told different thresholds
+        self.thresholds: Mapping[str, float] = MappingProxyType(group_thresholds(thresholds, self.partition.names))
+        check_arguments(loss_reduction, mechanism, optimizer)
+        check_modules(model)
         named = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        _check_parameters(named)
+        check_parameters(named)
         if optimizer is not None:
-            _check_optimizer(optimizer, named)
+            check_optimizer(optimizer, named)
 
         self.noise: NoiseSource = SecureNoise() if noise is None else noise
         self.ledger = None if mechanism is None else Ledger(mechanism)
@@ -95,13 +108,20 @@ class Engine:
         self._norms: dict[str, Tensor] = {}
         self._samples = 0  # backpropagated since the last step: secret
         self._broken = False  # a backward pass failed half-way: p.grad holds a part of it
+        self._knows_layout = False
         self._stepped: dict[str, tuple[Tensor, int]] = {}  # private gradients that zero_grad has not cleared yet
         self._tape = Tape(self.clip, loss_reduction, self._norms.__setitem__)
         self._groups = self._open_groups(named)
         self._slots = [slot for group in self._groups for slot in group.slots]
-        self._handles: list[Any] = [model.register_forward_pre_hook(self._before_forward, with_kwargs=True, prepend=True)]
+        watch = _ForwardWatch(self)
+        self._handles: list[Any] = [
+            model.register_forward_pre_hook(watch.before, with_kwargs=True, prepend=True),
+            model.register_forward_hook(watch.after, with_kwargs=True, always_call=True),
+        ]
         self._handles += [slot.param.register_hook(slot.witness) for slot in self._slots]
-        self._handles += [m.register_forward_pre_hook(_refuse_batch_statistics) for m in model.modules() if isinstance(m, _BatchNorm)]
+        self._handles += [
+            m.register_forward_pre_hook(refuse_batch_statistics) for m in model.modules() if isinstance(m, _BatchNorm)
+        ]
         if optimizer is not None:
             self._handles.append(optimizer.register_step_pre_hook(self._before_step))
             self._handles.append(optimizer.register_step_post_hook(self._after_step))
@@ -112,7 +132,9 @@ class Engine:
         groups = []
         for name in self.partition.names:
             group = Group(name, self.thresholds[name], self._tape, [])
-            group.slots += [Slot(n, named[n], group, self.partition.methods.get(n, "auto")) for n in self.partition[name]]
+            group.slots += [
+                Slot(n, named[n], group, self.partition.methods.get(n, "auto")) for n in self.partition[name]
+            ]
             groups.append(group)
         return groups
 
@@ -174,16 +196,24 @@ class Engine:
 
     def _check_losses(self, losses: Tensor) -> None:
         if not isinstance(losses, Tensor):
-            raise TypeError(f"losses is {type(losses).__name__}; engine.backward takes a tensor [B] of per-sample losses")
+            raise TypeError(
+                f"losses is {type(losses).__name__}; engine.backward takes a tensor [B] of per-sample losses"
+            )
         shape = tuple(losses.shape)
         if losses.dim() != 1:
-            hint = "pass reduction='none' to the loss function" if losses.dim() == 0 else "reduce each sample's entries, "
+            hint = (
+                "pass reduction='none' to the loss function" if losses.dim() == 0 else "reduce each sample's entries, "
+            )
             hint += "" if losses.dim() == 0 else "e.g. losses.flatten(1).mean(1)"
             if losses.dim() == 2 and shape[1] == 1:
                 hint = "use losses.squeeze(1)"
-            raise ValueError(f"losses has shape {shape}, but engine.backward takes one loss per sample, shape [B]: {hint}")
+            raise ValueError(
+                f"losses has shape {shape}, but engine.backward takes one loss per sample, shape [B]: {hint}"
+            )
         if not losses.requires_grad:
-            raise ValueError("losses don't require grad: they were computed under no_grad, or from no trainable parameter")
+            raise ValueError(
+                "losses don't require grad: they were computed under no_grad, or from no trainable parameter"
+            )
         batch = self._tape.require_batch()
         if len(losses) != batch:
             raise ValueError(
@@ -197,9 +227,39 @@ class Engine:
         self._samples, self._broken = 0, False
         self._stepped.clear()
 
-    def _before_forward(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    @contextmanager
+    def forward_on(self, *inputs: Any) -> Iterator[None]:
+        """For forward passes that don't call the model itself but its parts: what is computed inside is of ``inputs``.
+
+        Args:
+            inputs: tensors, or containers of them; dimension 0 of the first is the sample.
+        """
+        self._show_private()
+        self._tape.begin_forward(inputs)
+        try:
+            yield
+        finally:
+            self._tape.end_forward()
+
+    def _begin_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._show_private()  # also after a step that failed half-way
-        self._tape.begin_forward(args, kwargs)
+        if torch.is_grad_enabled():
+            self._check_coverage()
+        if not self._knows_layout and torch.is_grad_enabled() and not in_backward():
+            self._knows_layout = True
+            learn_layout(self.model, self._tape, args, kwargs)
+            for group in self._groups:
+                group.drop_gate()
+        self._tape.begin_forward((args, kwargs))
+
+    def _check_coverage(self) -> None:
+        """Refuse a parameter that became trainable, or came into the model, after attach."""
+        for name, param in self.model.named_parameters():
+            if param.requires_grad and type(param) is not PrivateParameter:
+                raise CoverageError(
+                    f"parameter {name!r} is trainable but in no group: it was unfrozen, added or replaced after attach. Freeze "
+                    "it, or detach the engine and attach again with a new partition"
+                )
 
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Make the gradients private: noise, division by the expected batch size, and one event in the ledger."""
@@ -211,7 +271,7 @@ class Engine:
             )
         if self._broken:
             raise PrivacyViolation(_BROKEN)
-        _check_optimizer(optimizer, {s.name: s.param for s in self._slots})
+        check_optimizer(optimizer, {s.name: s.param for s in self._slots})
         if self.mechanism is not None and self.ledger is not None:
             self.ledger.check()
             self._make_private(self.mechanism)
@@ -228,6 +288,8 @@ class Engine:
                 "pass. Call engine.discard() to give up this logical batch"
             )
         for slot in self._slots:
+            if not slot.param.requires_grad:
+                continue  # frozen since: it takes no part
             if slot.param.grad is None:
                 slot.param.grad = torch.zeros_like(slot.param.data)
             grad = slot.param.grad
@@ -256,14 +318,16 @@ class Engine:
         """Standard deviation of the noise on every coordinate of the summed gradient: ``sigma ||(R_1..R_M)||``."""
         if self.mechanism is None:
             return 0.0
-        return _noise_multiplier(self.mechanism) * sensitivity(self.thresholds)
+        return noise_multiplier(self.mechanism) * sensitivity(self.thresholds)
 
     def epsilon(self, *, delta: float) -> float:
         """Epsilon spent so far at this delta."""
-        return self._require_ledger().epsilon(delta)
+        return self._require_ledger().epsilon(delta=delta)
 
     def record(self, *, delta: float) -> PrivacyRecord:
         """Every fact that a reader of the guarantee needs."""
+        from .statement import PrivacyRecord
+
         ledger = self._require_ledger()
         return PrivacyRecord.of(
             ledger, delta=delta, partition=self.partition, thresholds=self.thresholds, noise_std=self.noise_std,
@@ -302,13 +366,19 @@ class Engine:
         Raises:
             PrivacyViolation: the state is of another plan, partition, clip function, or other thresholds.
         """
-        for name, mine in (("thresholds", dict(self.thresholds)), ("partition", self.partition.to_json()), ("clip", repr(self.clip))):
+        for name, mine in (
+            ("thresholds", dict(self.thresholds)),
+            ("partition", self.partition.to_json()),
+            ("clip", repr(self.clip)),
+        ):
             if state[name] != mine:
                 raise PrivacyViolation(
                     f"the saved run had other {name} than this engine: attach with the same settings as the run to be resumed"
                 )
         if (state["ledger"] is None) != (self.ledger is None):
-            raise PrivacyViolation("the saved run and this engine must both have a mechanism, or neither: attach as it was attached")
+            raise PrivacyViolation(
+                "the saved run and this engine must both have a mechanism, or neither: attach as it was attached"
+            )
         if self.ledger is not None:
             self.ledger.load_state_dict(state["ledger"])
         self._unsafe |= set(state["unsafe"])
@@ -327,9 +397,8 @@ class Engine:
             group.drop_gate()
         for slot in self._slots:
             slot.param.__class__ = nn.Parameter
-            del slot.param._slot
+            del slot.param._slot  # pyright: ignore[reportAttributeAccessIssue]
             slot.param.grad = None
-            _ATTACHED.pop(id(slot.param), None)
 
     def _show_private(self) -> None:
         """Give the parameters the class by which their uses are seen."""
@@ -337,7 +406,6 @@ class Engine:
             if type(slot.param) is not PrivateParameter:
                 slot.param.__class__ = PrivateParameter
                 slot.param._slot = slot  # pyright: ignore[reportAttributeAccessIssue]
-                _ATTACHED[id(slot.param)] = self
 
     def _show_plain(self) -> None:
         """For the step: optimizers take their fused path for plain parameters only."""
@@ -362,71 +430,24 @@ _BROKEN = (
 )
 
 
-def _refuse_batch_statistics(module: nn.Module, _: Any) -> None:
-    assert isinstance(module, _BatchNorm)
-    if torch.is_grad_enabled() and (module.training or module.running_mean is None):
-        raise PrivacyViolation(f"{type(module).__name__}: {BATCH_STATISTICS}")
+class _ForwardWatch:
+    """Hooks on the attached model. A copy or a pickle of the model carries an empty watch: the engine isn't part of it."""
 
+    def __init__(self, engine: Engine | None) -> None:
+        self._engine = None if engine is None else weakref.ref(engine)
 
-def _check_modules(model: nn.Module) -> None:
-    for name, module in model.named_modules():
-        if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
-            raise PrivacyViolation(f"module {name!r} is {type(module).__name__} in training mode: {BATCH_STATISTICS}")
+    def before(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        engine = self._engine() if self._engine is not None else None
+        if engine is not None:
+            engine._begin_forward(args, kwargs)
 
+    def after(self, *_: Any) -> None:
+        engine = self._engine() if self._engine is not None else None
+        if engine is not None:
+            engine._tape.end_forward()
 
-def _check_arguments(loss_reduction: str, mechanism: Mechanism | None, optimizer: Optimizer | None) -> None:
-    if loss_reduction not in ("none", "mean", "sum"):
-        raise ValueError(f"loss_reduction={loss_reduction!r} must be 'none', 'mean' or 'sum'")
-    if mechanism is None:
-        return
-    if not isinstance(mechanism, Mechanism):
-        raise TypeError(f"mechanism is {type(mechanism).__name__}; it must be a groupclip.Mechanism or None")
-    _noise_multiplier(mechanism)
-    if optimizer is None:
-        raise ValueError(
-            "a mechanism without an optimizer: noise is added when the optimizer steps; pass the optimizer, or mechanism=None to "
-            "clip only"
-        )
+    def __deepcopy__(self, memo: dict[int, Any]) -> _ForwardWatch:
+        return _ForwardWatch(None)
 
-
-def _noise_multiplier(mechanism: Mechanism) -> float:
-    if mechanism.noise_multiplier is None:
-        raise ValueError("the mechanism has no noise_multiplier yet: use mechanism.calibrate(epsilon=.., delta=..)")
-    return mechanism.noise_multiplier
-
-
-def _check_parameters(named: Mapping[str, nn.Parameter]) -> None:
-    for name, param in named.items():
-        if id(param) in _ATTACHED:
-            raise GroupClipError(f"parameter {name!r} is attached already: call detach() on the engine that holds it first")
-        if type(param) is PrivateParameter:
-            param.__class__ = nn.Parameter  # a deep copy of an attached model
-        if type(param) is not nn.Parameter:
-            raise CoverageError(
-                f"parameter {name!r} is a {type(param).__name__}, a subclass of Parameter with a behaviour of its own that groupclip "
-                "can't follow; use a plain nn.Parameter or freeze it"
-            )
-        if not param.is_floating_point():
-            raise CoverageError(f"parameter {name!r} has dtype {param.dtype}: only real floating point parameters can be clipped")
-        if param.numel() == 0:
-            raise CoverageError(f"parameter {name!r} has no elements: run a first forward pass or freeze it")
-
-
-def _check_optimizer(optimizer: Optimizer, named: Mapping[str, nn.Parameter]) -> None:
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise PrivacyViolation("LBFGS evaluates the gradient several times in a step, each without noise: use another optimizer")
-    held = {id(p): p for group in optimizer.param_groups for p in group["params"]}
-    ours = {id(p): n for n, p in named.items()}
-    foreign = [p for i, p in held.items() if i not in ours and p.requires_grad]
-    if foreign:
-        raise CoverageError(
-            f"the optimizer holds {len(foreign)} trainable parameters that are not the model's (first shape "
-            f"{tuple(foreign[0].shape)}): they would be updated without clipping and noise. Build the optimizer from the "
-            "attached model's parameters (after any change to the model), or freeze the others"
-        )
-    missing = [n for i, n in ours.items() if i not in held]
-    if missing:
-        raise CoverageError(
-            f"trainable parameters are not in the optimizer: {', '.join(missing[:5])}{' ..' if len(missing) > 5 else ''}. They would "
-            "cost noise and never change: add them to the optimizer, or freeze them with requires_grad_(False)"
-        )
+    def __reduce__(self) -> Any:
+        return (_ForwardWatch, (None,))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -32,6 +32,14 @@ _FIRST = 2**63
 
 
 @dataclass(eq=False)
+class Layout:
+    """What uses of a parameter have shown of where samples lie: in dimension 0, and elsewhere."""
+
+    samples_first: bool = False
+    samples_elsewhere: bool = False
+
+
+@dataclass(eq=False)
 class Slot:
     """One private parameter: its name, its group, and the gradient that the gate has just handed to autograd."""
 
@@ -40,6 +48,7 @@ class Slot:
     group: Group
     method: str
     delivered: Tensor | None = None
+    layout: Layout = field(default_factory=Layout)
 
     def witness(self, grad: Tensor) -> None:
         """Hook on the parameter: nothing but the gate's clipped sum may become its gradient."""
@@ -256,7 +265,9 @@ class _TapInPlace(torch.autograd.Function):
         return (None, None, grad, *[None] * ctx.num_tokens)
 
 
-def tap(outputs: Sequence[Tensor], saved: Sequence[Tensor], targets: Sequence[Sequence[Target]], book: Book) -> tuple[Tensor, ...]:
+def tap(
+    outputs: Sequence[Tensor], saved: Sequence[Tensor], targets: Sequence[Sequence[Target]], book: Book
+) -> tuple[Tensor, ...]:
     """Outputs of an operation, tied to the gates of its private operands.
 
     Args:

@@ -12,15 +12,17 @@ sends every operation to :func:`dispatch`, which knows three ways:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .batch import BatchTensor, instances_in
 from .derived import Derived, derive
 from .errors import CoverageError, UnsupportedOperation
-from .gate import Slot, Target, tap
+from .gate import Layout, Slot, Target, tap
 from .persample.base import PerSample
 from .persample.pulled import Row
 from .tape import Tape
@@ -69,7 +71,12 @@ _PASSIVE: set[Any] = {
     Tensor.requires_grad_, Tensor.register_hook, Tensor.is_floating_point, Tensor.is_complex, Tensor.data_ptr,
     Tensor.untyped_storage, Tensor.element_size, Tensor.get_device, Tensor.__len__, Tensor.__repr__, Tensor.__hash__,
     Tensor.register_post_accumulate_grad_hook, Tensor.retain_grad, Tensor.__format__, Tensor.__reduce_ex__,
+    Tensor.is_shared, Tensor.share_memory_, torch._has_compatible_shallow_copy_type,  # pyright: ignore[reportPrivateImportUsage]
 }  # fmt: skip
+
+
+_log = logging.getLogger("groupclip")
+_said: set[str] = set()
 
 
 class NotSplit(Exception):
@@ -81,7 +88,7 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any
     with torch._C.DisableTorchFunctionSubclass():
         if not torch.is_grad_enabled() or func in _PASSIVE:
             return func(*args, **kwargs)
-        privates = [p for p in _privates_in((args, kwargs)) if p.requires_grad]
+        privates = [p for p in instances_in((args, kwargs), (PrivateParameter, PrivateTensor)) if p.requires_grad]
         if not privates:
             return func(*args, **kwargs)
         if func.__name__ in ("__get__", "__set__", "__delete__"):  # properties: shape, grad, data, T ..
@@ -93,22 +100,23 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any
                 "backward() on a tensor that was computed without telling samples apart; call engine.backward(losses) with "
                 "the per-sample losses themselves"
             )
-        call = Call(func, args, kwargs, privates)
-        rule = RULES.get(func)
-        if rule is not None:
-            try:
-                return rule(call, *args, **kwargs)
-            except NotSplit:
-                return call.derive()
-        return _otherwise(call)
+        return _split(Call(func, args, kwargs, privates))
 
 
-def _otherwise(call: Call) -> Any:
+def _split(call: Call) -> Any:
+    """The first way that keeps the samples of this operation apart."""
     from .rules.generic import run_by_sample  # here: rules import this module
 
+    rule = RULES.get(call.func)
+    if rule is not None:
+        try:
+            return rule(call, *call.args, **call.kwargs)
+        except NotSplit:
+            pass
     try:
         return run_by_sample(call)
     except NotSplit:
+        call.say_slow()
         return call.derive()
 
 
@@ -129,6 +137,11 @@ class Call:
     def name(self) -> str:
         return getattr(self.func, "__name__", str(self.func))
 
+    @property
+    def in_place(self) -> bool:
+        """Whether the operation changes its first operand."""
+        return self.name == "__setitem__" or (self.name.endswith("_") and not self.name.endswith("__"))
+
     @staticmethod
     def is_private(value: object) -> bool:
         return isinstance(value, (PrivateParameter, PrivateTensor)) and value.requires_grad
@@ -141,20 +154,64 @@ class Call:
             return operand.detach()
         return operand
 
-    def activation(self, operand: Any) -> Tensor:
+    def activation(self, operand: Any, second: bool) -> Tensor:
         """The operand as a batch of activations, dimension 0 the sample (or samples times positions).
 
-        A private tensor whose rows can be read as samples becomes such a batch here (a lookup of ids that weren't
-        known to be the batch). Anything else without the sample axis in front raises :class:`NotSplit`.
+        Args:
+            operand: of the operation.
+            second: whether dimension 1 could as well hold the samples (it isn't features or channels).
+
+        Raises:
+            NotSplit: it doesn't come from the batch, or which dimension is the sample isn't certain.
         """
         if isinstance(operand, PrivateTensor):
             rows = operand._derived.rows
             if rows is None:
                 raise NotSplit
             return rows()
-        if self.is_private(operand) or not isinstance(operand, Tensor) or not self.leads_with_batch(operand.shape):
+        if not self.comes_from_batch(operand):
             raise NotSplit
+        self._require_samples_first(operand, second)
         return operand
+
+    def _require_samples_first(self, x: Tensor, second: bool) -> None:
+        """Raise :class:`NotSplit` unless dimension 0 holds the samples.
+
+        Where dimension 1 has as many entries as there are samples, shapes can't tell; what passes over batches of another
+        size have shown of the same use can (the engine makes one over a single sample first).
+        """
+        source = self.tape.inputs.source(x)
+        if source is not None and x.dim() > 0 and x.shape[0] == source.shape[0] and x.stride(0) == source.stride(0):
+            return  # the model's own input, or a view of it along the same samples
+        layout, batch = self.layout, self.batch
+        leads = x.dim() > 0 and (x.shape[0] == batch or (0 < batch <= x.shape[0] and x.shape[0] % batch == 0))
+        rival = second and x.dim() > 2 and x.shape[1] == batch
+        if not leads or (rival and x.shape[0] != batch):
+            layout.samples_elsewhere = layout.samples_elsewhere or rival
+            raise NotSplit
+        if not rival:
+            layout.samples_first = layout.samples_first or (second and x.shape[0] == batch)
+        elif layout.samples_elsewhere or not layout.samples_first:
+            raise NotSplit
+
+    @property
+    def layout(self) -> Layout:
+        """What is known of where samples lie in the operations that use these parameters."""
+        private = self.privates[0]
+        if isinstance(private, PrivateTensor):
+            return private._derived.roots[0].slot.layout
+        assert private._slot is not None
+        return private._slot.layout
+
+    def comes_from_batch(self, operand: Any) -> bool:
+        """Whether a tensor comes from the batch (and isn't a constant that is merely as long): see ``batch.py``."""
+        if not isinstance(operand, Tensor) or self.is_private(operand):
+            return False
+        return isinstance(operand, BatchTensor) or operand.requires_grad or self.tape.inputs.source(operand) is not None
+
+    def is_batch(self, operand: Any) -> bool:
+        """Whether a tensor comes from the batch and leads with as many rows as there are samples."""
+        return self.comes_from_batch(operand) and operand.dim() > 0 and operand.shape[0] == self.batch
 
     def aligned_rows(self, operand: Private) -> Tensor:
         """A private operand with one row a sample, that the operation lines up with the batch, as activations."""
@@ -167,22 +224,6 @@ class Call:
 
         return self.tap([self.value(operand)], [], [operand], book)[0]
 
-    def is_batch(self, operand: Any) -> bool:
-        """Whether a tensor surely holds one row a sample: it comes from the batch, and isn't merely as long."""
-        return (
-            isinstance(operand, Tensor)
-            and not self.is_private(operand)
-            and operand.dim() > 0
-            and operand.shape[0] == self.batch
-            and (operand.requires_grad or self.tape.is_input(operand))
-        )
-
-    def leads_with_batch(self, shape: torch.Size) -> bool:
-        """Whether dimension 0 is the batch, or the batch times positions, sample-major."""
-        if len(shape) == 0:
-            return False
-        return shape[0] == self.batch or (self.batch > 0 and shape[0] > 0 and shape[0] % self.batch == 0)
-
     def tap(
         self,
         outputs: list[Tensor],
@@ -192,6 +233,19 @@ class Call:
     ) -> tuple[Tensor, ...]:
         """Tie outputs to the private operands: ``book`` gives one :class:`PerSample` for each of ``operands``."""
         return tap(outputs, saved, [targets(o) for o in operands], book)
+
+    def say_slow(self) -> None:
+        """Say, once for each operation, that samples of the batch couldn't be told apart here."""
+        if self.name not in _said and any(
+            self.comes_from_batch(t) for t in instances_in((self.args, self.kwargs), Tensor) if t.dim() > 0
+        ):
+            _said.add(self.name)
+            _log.warning(
+                "%s: which dimension of the batch holds the samples isn't certain (it isn't the first, or several are as long as "
+                "the batch), so gradients from here on are computed one sample at a time: exact, and slow. Put the samples first "
+                "(batch_first=True), or choose a micro-batch size that no other dimension has",
+                self.name,
+            )
 
     def derive(self) -> Any:
         """Run the operation on stand-ins of the parameters, and keep the graph for the way back."""
@@ -219,15 +273,11 @@ def _tapes(private: Private) -> Iterator[Tape]:
         yield private._slot.group.tape
 
 
-def _privates_in(value: object) -> Iterator[Private]:
-    if isinstance(value, (PrivateParameter, PrivateTensor)):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _privates_in(item)
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _privates_in(item)
+def is_private_call(arguments: object) -> bool:
+    """Whether an operation on these arguments concerns a private parameter whose gradients are recorded."""
+    return torch.is_grad_enabled() and any(
+        p.requires_grad for p in instances_in(arguments, (PrivateParameter, PrivateTensor))
+    )
 
 
 __all__ = ["RULES", "Call", "NotSplit", "Private", "PrivateParameter", "PrivateTensor", "dispatch", "targets"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from .batch import Inputs, tensors_in
 from .clipping import ClipFunction
 from .errors import PrivacyViolation
 
@@ -24,44 +25,50 @@ class Tape:
         clip: the clip function.
         loss_reduction: how a scalar loss that the user calls ``backward`` on was made from per-sample losses;
             ``none`` forbids it.
-        batch: B of the latest forward pass that records gradients; None before the first.
         report: called with (group name, ``[B]`` norms) when a group ends. Not private.
+        batch: B of the latest forward pass that records gradients; None before the first.
+        inputs: of the forward passes since the last backward.
+        permitted: B of the backward pass of ``engine.backward`` that is under way.
+        ended: the groups that ended in that backward pass.
     """
 
     clip: ClipFunction
     loss_reduction: LossReduction
     report: Callable[[str, Tensor], None]
     batch: int | None = None
-    permitted: int | None = None  # B of the backward pass of engine.backward that is under way
-    ended: set[str] = field(default_factory=set)  # groups that ended in that backward pass
-    _inputs: list[tuple[int, int]] = field(default_factory=list)  # memory ranges of the model's input tensors
+    inputs: Inputs = field(default_factory=Inputs)
+    permitted: int | None = None
+    ended: set[str] = field(default_factory=set)
+    _inside: bool = False
 
-    def begin_forward(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def begin_forward(self, inputs: Any) -> None:
         """Read the batch off the model's inputs: dimension 0 of the first tensor. Only where gradients are recorded."""
         if not torch.is_grad_enabled() or in_backward():
             return
-        tensors = [t for t in tensors_in((args, kwargs)) if t.dim() > 0]
+        tensors = [t for t in tensors_in(inputs) if t.dim() > 0]
         if not tensors:
             raise PrivacyViolation(
                 "the model was called without any tensor that has a batch dimension, so samples can't be told apart; "
                 "pass the batch as a tensor whose first dimension is the sample"
             )
-        self.batch = tensors[0].shape[0]
-        self._inputs = [_memory_range(t) for t in tensors]
+        self.batch, self._inside = tensors[0].shape[0], True
+        self.inputs.mark(tensors)
+
+    def end_forward(self) -> None:
+        self._inside = False
+        self.inputs.unmark()
 
     def require_batch(self) -> int:
         """B, or an error where the model itself was not called."""
-        if self.batch is None:
+        if in_backward() and self.permitted is not None:
+            return self.permitted
+        if self.batch is None or (self.loss_reduction != "none" and not self._inside and not in_backward()):
             raise PrivacyViolation(
-                "a parameter was used before the model itself was called, so the number of samples isn't known; "
-                "call the model that was attached (not one of its parts), or run this under torch.no_grad()"
+                "a parameter was used outside a call of the model that was attached, so the number of samples isn't known; "
+                "call the model itself (not one of its parts), put the calls under `with engine.forward_on(inputs):`, or run "
+                "this under torch.no_grad()"
             )
         return self.batch
-
-    def is_input(self, tensor: Tensor) -> bool:
-        """Whether the tensor is, or is cut from, an input of the latest forward pass: then its rows are samples."""
-        start, _ = _memory_range(tensor)
-        return any(low <= start < high for low, high in self._inputs)
 
     @contextmanager
     def permit(self, batch: int) -> Iterator[None]:
@@ -71,6 +78,7 @@ class Tape:
             yield
         finally:
             self.permitted, self.ended = None, set()
+            self.inputs.forget()
 
     def require_permission(self) -> None:
         """Refuse a backward pass on a reduced loss, unless the reduction was declared.
@@ -105,22 +113,3 @@ class Tape:
 def in_backward() -> bool:
     """Whether autograd is running a backward pass in this thread (so a forward now is a recomputation)."""
     return torch._C._current_graph_task_id() != -1
-
-
-def tensors_in(value: object) -> Iterator[Tensor]:
-    """The tensors in nested tuples, lists and mappings, in order."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors_in(item)
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from tensors_in(item)
-
-
-def _memory_range(tensor: Tensor) -> tuple[int, int]:
-    if tensor.is_meta:
-        return (0, 0)
-    storage = tensor.untyped_storage()
-    return storage.data_ptr(), storage.data_ptr() + max(storage.nbytes(), 1)

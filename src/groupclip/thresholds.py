@@ -36,7 +36,9 @@ def group_thresholds(thresholds: Thresholds, groups: Sequence[str]) -> dict[str,
             raise ValueError(f"thresholds has {len(thresholds)} numbers for {len(groups)} groups: give one a group")
         values = dict(zip(groups, thresholds, strict=True))
     else:
-        raise TypeError(f"thresholds={thresholds!r} must be a number, a sequence of M numbers or a mapping group -> number")
+        raise TypeError(
+            f"thresholds={thresholds!r} must be a number, a sequence of M numbers or a mapping group -> number"
+        )
     for group, value in values.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise TypeError(f"threshold of group {group!r} is {value!r}: must be a number")

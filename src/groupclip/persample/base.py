@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
+from ..norms import accumulation_dtype
+
 
 class PerSample(ABC):
     """The gradients of B samples with respect to one tensor of some shape.
@@ -39,3 +41,12 @@ class PerSample(ABC):
         """The form to keep until the group ends, its norms computed. ``method`` is one of ``norms.METHODS``."""
         del method
         return self
+
+
+def weigh(x: Tensor, factors: Tensor) -> Tensor:
+    """``x [B, ..]`` with sample i scaled by ``factors[i]``: multiplied in float32 or better, then in the dtype of x.
+
+    In half precision the factor itself may overflow or lose its last bits, and the threshold would not hold.
+    """
+    weights = factors.to(accumulation_dtype(x.dtype)).view(-1, *[1] * (x.dim() - 1))
+    return (x * weights).to(x.dtype)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..norms import AUTO, CANCELLATION, GRAM, accumulation_dtype, choose_method, gram_square_sums, square_sums
-from .base import PerSample
+from .base import PerSample, weigh
 from .dense import Dense
 
 
@@ -79,8 +79,7 @@ class Convolution(PerSample):
         return self._square_norms
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
-        weights = factors.to(self.g.dtype).view(-1, *[1] * (self.g.dim() - 1))
-        x, g = self.x.flatten(0, 1), (self.g * weights).flatten(0, 1)
+        x, g = self.x.flatten(0, 1), weigh(self.g, factors).flatten(0, 1)
         geo, dims = self.geometry, len(self.geometry.kernel)
         _, weight, _ = torch.ops.aten.convolution_backward(
             g, x, x.new_empty(self._shape), None, list(geo.stride), list(geo.padding), list(geo.dilation),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..norms import square_sums
+from ..norms import accumulation_dtype, square_sums
 from .base import PerSample
 
 
@@ -26,8 +26,8 @@ class Dense(PerSample):
         return self._square_norms
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
-        weights = factors.to(self.grads.dtype)
-        return torch.mv(_rows(self.grads).t(), weights).view(self.grads.shape[1:])
+        grads = self.grads.to(accumulation_dtype(self.grads.dtype))
+        return torch.mv(_rows(grads).t(), factors.to(grads.dtype)).view(grads.shape[1:])
 
     def instantiate(self) -> Tensor:
         return self.grads

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..norms import accumulation_dtype
-from .base import PerSample
+from .base import PerSample, weigh
 from .outer import Outer
 
 
@@ -40,7 +40,7 @@ class Lookup(PerSample):
         return self._square_norms
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
-        weighted = self.g * factors.to(self.g.dtype).view(-1, 1, 1)
+        weighted = weigh(self.g, factors)
         table = torch.zeros(self.rows, self.g.shape[-1], dtype=self.g.dtype, device=self.g.device)
         return table.index_add_(0, self.ids.flatten(), weighted.flatten(0, 1))
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..norms import AUTO, CANCELLATION, GRAM, accumulation_dtype, choose_method, gram_square_sums, square_sums
-from .base import PerSample
+from .base import PerSample, weigh
 from .dense import Dense
 
 
@@ -51,12 +51,11 @@ class Outer(PerSample):
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
         a, g = self.a, self.g
-        weights = factors.to(a.dtype).view(-1, 1, 1)
         # Scale the thinner operand, and never in place: autograd may be using the same tensor elsewhere.
         if a.shape[2] < g.shape[2]:
-            a = a * weights
+            a = weigh(a, factors)
         else:
-            g = g * weights
+            g = weigh(g, factors)
         a, g = a.flatten(0, 1), g.flatten(0, 1)
         return a.t() @ g if self.inputs_first else g.t() @ a
 

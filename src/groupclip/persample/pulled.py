@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .base import PerSample
+from .base import PerSample, weigh
 from .dense import Dense
 
 
@@ -40,7 +40,7 @@ class Pulled(PerSample):
 
     def instantiate(self) -> Tensor:
         cotangents = self.upstream.instantiate().to(self.derived.dtype)
-        return self._pull(cotangents.view(-1, *self.derived.shape), batched=True)
+        return self._pull(cotangents.view(self.num_samples, *self.derived.shape), batched=True)
 
     def _pull(self, cotangent: Tensor, batched: bool) -> Tensor:
         if batched and cotangent.shape[0] == 0:
@@ -77,7 +77,7 @@ class Row(PerSample):
         return Dense(self.rows).square_norms()
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
-        weighted = self.rows * factors.to(self.rows.dtype).view(-1, *[1] * (self.rows.dim() - 1))
+        weighted = weigh(self.rows, factors)
         return self.rows.new_zeros(self.length, *self.rows.shape[1:]).index_copy(0, self.index, weighted)
 
     def instantiate(self) -> Tensor:

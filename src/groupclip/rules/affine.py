@@ -17,7 +17,7 @@ from .shapes import autocast_to, by_position
 
 def linear(call: Call, input: Any, weight: Any, bias: Any = None) -> Tensor:
     """``input [.., d]``, ``weight [p, d]``, ``bias [p]``."""
-    x = autocast_to(call.activation(input))
+    x = autocast_to(call.activation(input, second=True))
     if x.dim() < 2 or call.value(weight).dim() != 2:
         raise NotSplit
     out = F.linear(x, call.value(weight), call.value(bias))
@@ -28,7 +28,7 @@ def addmm(call: Call, input: Any, mat1: Any, mat2: Any, *, beta: float = 1, alph
     """``input [p] + mat1 [N, d] @ mat2 [d, p]``: HF's Conv1D."""
     if call.is_private(mat1) or beta != 1 or alpha != 1 or input.dim() != 1:
         raise NotSplit
-    x = autocast_to(call.activation(mat1))
+    x = autocast_to(call.activation(mat1, second=True))
     out = torch.addmm(call.value(input), x, call.value(mat2))
     return _book(call, out, x, mat2, input, inputs_first=True)
 

@@ -27,15 +27,15 @@ def multi_head_attention(
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """The same result as torch's own; attention dropout draws the same numbers of random numbers in another order."""
     del embed_dim_to_check
-    if static_k is not None or static_v is not None or any(call.is_private(t) for t in (query, key, value)):
+    if static_k is not None or static_v is not None or query.dim() != 3:
         raise NotSplit
-    if query.dim() != 3 or any(t.shape[1] != call.batch for t in (query, key, value)):
+    if not all(call.comes_from_batch(t) and t.shape[1] == call.batch for t in (query, key, value)):
         raise NotSplit
     same = query is key and key is value
     q, k, v = (t.transpose(0, 1) for t in (query, key, value))  # [N, L or S, E]
     weights = (q_proj_weight, k_proj_weight, v_proj_weight) if use_separate_proj_weight else in_proj_weight
     q, k, v = _project(q, k, v, weights, in_proj_bias, same)
-    batch, queries = q.shape[:2]
+    batch = q.shape[0]
     mask = _mask(attn_mask, key_padding_mask, batch, num_heads, q.dtype)
     if bias_k is not None:
         k, v = (_append(t, b) for t, b in ((k, bias_k), (v, bias_v)))
@@ -52,7 +52,7 @@ def multi_head_attention(
         out = F.dropout(scores, dropout) @ v
     else:
         out = F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal and mask is None)
-    out = out.transpose(1, 2).reshape(batch, queries, -1)
+    out = out.transpose(1, 2).flatten(2)
     out = dispatch(F.linear, (out, out_proj_weight, out_proj_bias), {}).transpose(0, 1)
     if scores is not None and average_attn_weights:
         scores = scores.mean(dim=1)
@@ -75,7 +75,9 @@ def _append(x: Tensor, token: Any) -> Tensor:
     return dispatch(torch.cat, ([x, dispatch(Tensor.expand, (token, x.shape[0], 1, x.shape[2]), {})], 1), {})
 
 
-def _mask(attn_mask: Tensor | None, padding: Tensor | None, batch: int, heads: int, dtype: torch.dtype) -> Tensor | None:
+def _mask(
+    attn_mask: Tensor | None, padding: Tensor | None, batch: int, heads: int, dtype: torch.dtype
+) -> Tensor | None:
     """One additive mask that broadcasts to ``[N, H, L, S]``."""
     mask = None
     if attn_mask is not None:

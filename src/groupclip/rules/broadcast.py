@@ -12,23 +12,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..derived import derive
-from ..errors import UnsupportedOperation
 from ..gate import tap_in_place
 from ..persample.base import PerSample
 from ..persample.dense import Dense
 from ..private import RULES, Call, NotSplit, Rule, targets
+from .shapes import by_sample
 
 #: From (gradient of the output, the other operand, this operand) to the gradient of this operand, entry by entry.
 _Slope = Callable[[Tensor, Any, Any], Tensor]
 
 
+def _same(g: Tensor, other: Any, self: Any) -> Tensor:
+    return g
+
+
+def _negated(g: Tensor, other: Any, self: Any) -> Tensor:
+    return -g
+
+
 def _add(call: Call, input: Any, other: Any, *, alpha: float = 1) -> Tensor:
-    return _elementwise(call, lambda a, b: torch.add(a, b, alpha=alpha), input, other, lambda g, *_: g, lambda g, *_: g * alpha)
+    if alpha != 1:
+        raise NotSplit
+    return _elementwise(call, torch.add, input, other, _same, _same)
 
 
 def _sub(call: Call, input: Any, other: Any, *, alpha: float = 1) -> Tensor:
-    return _elementwise(call, lambda a, b: torch.sub(a, b, alpha=alpha), input, other, lambda g, *_: g, lambda g, *_: g * -alpha)
+    if alpha != 1:
+        raise NotSplit
+    return _elementwise(call, torch.sub, input, other, _same, _negated)
 
 
 def _mul(call: Call, input: Any, other: Any) -> Tensor:
@@ -44,67 +55,71 @@ def _swapped(rule: Rule) -> Rule:
 
 
 def _elementwise(call: Call, function: Any, left: Any, right: Any, left_slope: _Slope, right_slope: _Slope) -> Tensor:
-    if call.is_private(left) and call.is_private(right):
-        raise NotSplit
     private, other, slope = (left, right, left_slope) if call.is_private(left) else (right, left, right_slope)
-    if not _meets(call, private, other):
-        raise NotSplit
-    if private.dim() == other.dim() and private.shape[0] == call.batch > 1:  # a row a sample
-        if not call.is_batch(other):
-            raise NotSplit  # the other may be a table that is merely as long as the batch: deriving is right anyway
+    x, row_a_sample = _meet(call, private, other)
+    if row_a_sample:
         rows = call.aligned_rows(private)
-        return function(rows, other) if private is left else function(other, rows)
-
-    def met() -> Tensor:
-        value = call.value(private)
-        out = function(value, other) if private is left else function(other, value)
-        return call.tap([out], [other], [private], _booking(call, out.shape, private, slope))[0]
-
-    # A constant table may have as many rows as there are samples: until the result meets the batch, nobody knows.
-    return met() if call.is_batch(other) else derive(call, met)
+        return function(rows, x) if private is left else function(x, rows)
+    value = call.value(private)
+    out = function(value, x) if private is left else function(x, value)
+    # Sums need nothing of the other operand; keeping it would cost an activation that plain training doesn't keep.
+    saved = [] if slope in (_same, _negated) else [x]
+    return call.tap([out], saved, [private], _booking(call, out.shape, private, slope))[0]
 
 
-def _meets(call: Call, private: Any, other: Any) -> bool:
-    """Whether the other operand leads with the sample axis in the result, and the private one lines up with it."""
-    if not isinstance(other, Tensor) or other.dim() == 0 or other.shape[0] != call.batch:
-        return False
-    return private.dim() <= other.dim() and torch.broadcast_shapes(private.shape, other.shape)[0] == call.batch
+def _meet(call: Call, private: Any, other: Any) -> tuple[Tensor, bool]:
+    """The other operand as a batch, and whether the private one has a row for each sample of it.
+
+    Raises:
+        NotSplit: the result doesn't lead with the samples of the other operand.
+    """
+    if call.is_private(other) or not isinstance(other, Tensor) or private.dim() > other.dim() or other.dim() == 0:
+        raise NotSplit
+    if torch.broadcast_shapes(private.shape, other.shape)[0] != other.shape[0]:
+        raise NotSplit
+    aligned = _aligned(private.shape, other.dim())
+    x = call.activation(other, second=other.dim() > 2 and aligned[1] == 1)
+    if aligned[0] == 1:
+        return x, False
+    if x.shape[0] != call.batch:
+        raise NotSplit
+    return x, True
+
+
+def _aligned(shape: torch.Size, dims: int) -> tuple[int, ...]:
+    return (1,) * (dims - len(shape)) + tuple(shape)
 
 
 def _booking(call: Call, shape: torch.Size, private: Any, slope: _Slope) -> Any:
     batch, value = call.batch, call.value(private).detach()
 
     def book(saved: Any, grads: Any) -> list[PerSample]:
-        full = slope(grads[0], saved[0], value).expand(shape)
+        full = slope(grads[0], saved[0] if saved else None, value).expand(shape)
         return [Dense(sum_to(full, private.shape, batch))]
 
     return book
 
 
 def sum_to(full: Tensor, shape: torch.Size, batch: int) -> Tensor:
-    """Sum the gradient of the broadcast operand ``[B, ..]`` to ``[B, *shape]``."""
-    missing = full.dim() - len(shape)
-    aligned = (1,) * missing + tuple(shape)
-    dims = [i for i in range(1, full.dim()) if aligned[i] == 1 and full.shape[i] != 1]
-    if dims:
-        full = full.sum(dim=dims, keepdim=True, dtype=torch.promote_types(full.dtype, torch.float32))
+    """Sum the gradient of a broadcast operand ``[B, ..]`` (or ``[B k, ..]``) to ``[B, *shape]``."""
+    aligned = _aligned(shape, full.dim())
+    full = by_sample(full, batch)  # [B, k, ..]
+    dims = [1, *(i + 1 for i in range(1, len(aligned)) if aligned[i] == 1 and full.shape[i + 1] != 1)]
+    full = full.sum(dim=dims, keepdim=True, dtype=torch.promote_types(full.dtype, torch.float32))
     return full.reshape(batch, *shape)
 
 
 def _in_place(name: str, slope: _Slope) -> Rule:
     def rule(call: Call, self: Any, other: Any) -> Tensor:
-        if call.is_private(self):
-            return call.derive()  # refuses, and says how to write it
-        if not _meets(call, other, self) or torch.broadcast_shapes(other.shape, self.shape) != self.shape:
-            raise UnsupportedOperation(
-                f"{name} adds a parameter in place to a tensor of shape {tuple(self.shape)} that doesn't lead with the "
-                f"{call.batch} samples; write it out of place (y = y + x instead of y += x)"
-            )
-        if other.dim() == self.dim() and other.shape[0] == call.batch > 1:
-            return getattr(self, name)(call.aligned_rows(other))
-        before = self.detach().clone() if name in ("mul_", "div_") else self.detach()[:0]
-        getattr(self, name)(call.value(other))
-        return tap_in_place(self, [before], [targets(other)], _booking(call, self.shape, other, slope))
+        # Where samples can't be told apart, NotSplit leads to an error that says to write it out of place.
+        if call.is_private(self) or torch.broadcast_shapes(other.shape, self.shape) != self.shape:
+            raise NotSplit
+        x, row_a_sample = _meet(call, other, self)
+        if row_a_sample:
+            return getattr(x, name)(call.aligned_rows(other))
+        saved = [] if slope in (_same, _negated) else [x.detach().clone()]
+        getattr(x, name)(call.value(other))
+        return tap_in_place(x, saved, [targets(other)], _booking(call, x.shape, other, slope))
 
     return rule
 
@@ -120,7 +135,7 @@ for _functions, _rule in (
 RULES[torch.rsub] = _swapped(_sub)
 RULES[Tensor.__rsub__] = _swapped(_sub)
 RULES[Tensor.__rdiv__] = _swapped(_div)
-RULES[Tensor.add_] = _in_place("add_", lambda g, *_: g)
-RULES[Tensor.sub_] = _in_place("sub_", lambda g, *_: -g)
+RULES[Tensor.add_] = _in_place("add_", _same)
+RULES[Tensor.sub_] = _in_place("sub_", _negated)
 RULES[Tensor.mul_] = _in_place("mul_", lambda g, o, s: g * o)
 RULES[Tensor.div_] = _in_place("div_", lambda g, o, s: -g * o / (s * s))

@@ -26,7 +26,7 @@ def _rule(function: Any, dims: int) -> Rule:
         call: Call, input: Any, weight: Any, bias: Any = None, stride: int | Sequence[int] = 1,
         padding: str | int | Sequence[int] = 0, dilation: int | Sequence[int] = 1, groups: int = 1,
     ) -> Tensor:  # fmt: skip
-        x = autocast_to(call.activation(input))
+        x = autocast_to(call.activation(input, second=False))
         if x.dim() != dims + 2:
             raise NotSplit
         kernel = tuple(weight.shape[2:])

@@ -21,9 +21,8 @@ def embedding(
 ) -> Tensor:  # fmt: skip
     """``input`` integers ``[B, ..]``, ``weight [V, d]``.
 
-    Ids that aren't known to be the batch (they neither are nor are cut from the model's input) may be positions that
-    happen to be as many as the samples. What they look up stays a private tensor until it meets the batch, where
-    broadcasting shows which dimension is which.
+    Ids that don't come from the batch are positions or types, maybe as many as the samples. What they look up stays a
+    private tensor until it meets the batch.
     """
     del norm_type, sparse  # the gradient that comes out is dense: noise is
     if max_norm is not None:
@@ -38,15 +37,16 @@ def embedding(
         )
     if call.is_private(input):
         raise NotSplit
-    rows_of_batch = input.dim() > 0 and call.leads_with_batch(input.shape)
 
     def rows() -> Tensor:
         out = F.embedding(input, call.value(weight), padding_idx)
         return call.tap([out], [input], [weight], _book(call, weight, padding_idx))[0]
 
-    if rows_of_batch and call.tape.is_input(input):
+    if call.comes_from_batch(input):
+        call.activation(input, second=True)
         return rows()
-    return derive(call, rows if rows_of_batch else None)
+    # Positions, types: a lookup in a constant depends on the table alone, until broadcasting shows how it meets the batch.
+    return derive(call, rows if input.dim() > 0 and input.shape[0] == call.batch else None)
 
 
 def _book(call: Call, weight: Any, padding_idx: int | None) -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 from torch.func import vjp, vmap
 
 from ..persample.base import PerSample
@@ -45,20 +46,24 @@ def run_by_sample(call: Call) -> Any:
     Raises:
         NotSplit: no reading of the operands' dimensions reproduces the outputs sample by sample.
     """
-    if call.batch == 0 or call.name.endswith("_") and not call.name.endswith("__"):
+    if call.batch == 0 or call.in_place:
         raise NotSplit
     leaves: list[Any] = []
     layout = _flatten((call.args, dict(call.kwargs)), leaves)
     privates = [i for i, v in enumerate(leaves) if call.is_private(v)]
     plain = [i for i, v in enumerate(leaves) if isinstance(v, Tensor) and i not in privates]
-    choices = [_axes(leaves[i], call.batch) for i in plain]
-    if not any(c[0] is not None for c in choices):
+    if not any(call.comes_from_batch(leaves[i]) for i in plain):
         raise NotSplit
+    choices = [_axes(call, leaves[i]) for i in plain]
     values = [call.value(v) for v in leaves]
     args, kwargs = _unflatten(layout, values)
     result = call.func(*args, **kwargs)
     outputs = list(result) if isinstance(result, (tuple, list)) else [result]
-    if not all(isinstance(o, Tensor) or o is None for o in outputs) or any(o is not None and o.is_inference() for o in outputs):
+    if not any(isinstance(o, Tensor) for o in outputs):
+        raise NotSplit
+    if not all(isinstance(o, Tensor) or o is None for o in outputs) or any(
+        o is not None and o.is_inference() for o in outputs
+    ):
         raise NotSplit
     tensors = [o for o in outputs if o is not None]
     detached = [v.detach() if isinstance(v, Tensor) else v for v in values]
@@ -67,8 +72,8 @@ def run_by_sample(call: Call) -> Any:
         operands = list(detached)
         for index, value in zip([*privates, *where], [*shared, *sliced], strict=True):
             operands[index] = value
-        a, k = _unflatten(layout, operands)
-        out = call.func(*a, **k)
+        replay_args, replay_kwargs = _unflatten(layout, operands)
+        out = call.func(*replay_args, **replay_kwargs)
         return tuple(o for o in (out if isinstance(out, (tuple, list)) else [out]) if o is not None)
 
     for reading in itertools.islice(itertools.product(*choices), 32):
@@ -76,7 +81,9 @@ def run_by_sample(call: Call) -> Any:
         axes = [axis for axis in reading if axis is not None]
         if not axes:
             continue
-        found = _reproduces(call, replay, [detached[i] for i in privates], [detached[i] for i in where], where, axes, tensors)
+        found = _reproduces(
+            call, replay, [detached[i] for i in privates], [detached[i] for i in where], where, axes, tensors
+        )
         if found is not None:
             break
     else:
@@ -86,12 +93,12 @@ def run_by_sample(call: Call) -> Any:
     def book(saved: Any, grads: Any) -> list[PerSample]:
         sliced = tuple(axis.split(t, call.batch) for axis, t in zip(axes, saved, strict=True))
         cotangents = tuple(
-            axis.split(torch.zeros_like(o) if g is None else g, call.batch) for axis, o, g in zip(found, tensors, grads, strict=True)
+            axis.split(torch.zeros_like(o) if g is None else g, call.batch)
+            for axis, o, g in zip(found, tensors, grads, strict=True)
         )
 
         def one(slices: tuple[Tensor, ...], cotangent: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            _, pull = vjp(lambda *shared: replay(shared, slices, where), *[detached[i] for i in privates])
-            return pull(cotangent)
+            return vjp(lambda *shared: replay(shared, slices, where), *[detached[i] for i in privates])[1](cotangent)
 
         return [Dense(g) for g in vmap(one)(sliced, cotangents)]
 
@@ -103,15 +110,32 @@ def run_by_sample(call: Call) -> Any:
     return items if isinstance(result, list) else tuple(items)
 
 
-def _axes(x: Any, batch: int) -> list[_Axis | None]:
-    """How the samples may lie in a plain tensor, the likeliest first."""
-    if x.dim() > 0 and x.shape[0] == batch:
-        return [_Axis(0), None]
-    if x.dim() > 1 and x.shape[1] == batch:
-        return [_Axis(1), None]
-    if x.dim() > 0 and x.shape[0] > 0 and x.shape[0] % batch == 0 and batch > 1:
-        return [_Axis(0, folded=True), None]
-    return [None]
+def _axes(call: Call, x: Any) -> list[_Axis | None]:
+    """How the samples may lie in a plain tensor, the likeliest first.
+
+    A tensor from the batch must be split, and where two dimensions could be the samples nobody can say which. A constant
+    is the same for all samples, unless only a row for each makes the shapes fit (an expanded mask).
+    """
+    found = _dimensions(x, call.batch)
+    if not call.comes_from_batch(x):
+        return [None, *found]
+    layout = call.layout
+    if len(found) == 1:
+        layout.samples_first = layout.samples_first or (found[0].dim == 0 and not found[0].folded)
+        layout.samples_elsewhere = layout.samples_elsewhere or found[0].dim == 1
+    if len(found) == 2 and layout.samples_first != layout.samples_elsewhere:
+        found = found[:1] if layout.samples_first else found[1:]
+    if len(found) != 1:
+        raise NotSplit
+    return [found[0]]
+
+
+def _dimensions(x: Tensor, batch: int) -> list[_Axis]:
+    """The dimensions, of the first two, that are as long as the batch; failing that, dimension 0 as samples x positions."""
+    found = [_Axis(i) for i in range(min(x.dim(), 2)) if x.shape[i] == batch]
+    if not found and x.dim() > 0 and x.shape[0] > 0 and x.shape[0] % batch == 0:
+        found = [_Axis(0, folded=True)]
+    return found
 
 
 def _reproduces(
@@ -122,13 +146,14 @@ def _reproduces(
     with torch.no_grad():
         sliced = tuple(axis.split(t, call.batch) for axis, t in zip(axes, operands, strict=True))
         try:
-            torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # slow is what this rule is, and says
+            # torch warns where vmap falls back to a loop; slow is what this rule is, and says.
+            _functorch._set_vmap_fallback_warning_enabled(False)
             replayed = vmap(lambda *slices: replay(tuple(shared), slices, where))(*sliced)
         except (RuntimeError, ValueError, TypeError, IndexError, AssertionError):
             return None  # shapes that don't fit, random numbers, or an operation that vmap can't split
         found: list[_Axis] = []
         for out, again in zip(outputs, replayed, strict=True):
-            axis = next((a for a in _axes(out, call.batch) if a is not None and _same(a.split(out, call.batch), again)), None)
+            axis = next((a for a in _dimensions(out, call.batch) if _same(a.split(out, call.batch), again)), None)
             if axis is None:
                 return None
             found.append(axis)
@@ -157,7 +182,9 @@ def _flatten(value: Any, leaves: list[Any]) -> Any:
         return len(leaves) - 1
     if isinstance(value, dict):
         return {k: _flatten(v, leaves) for k, v in value.items()}
-    return [_flatten(v, leaves) for v in value] if isinstance(value, list) else tuple(_flatten(v, leaves) for v in value)
+    return (
+        [_flatten(v, leaves) for v in value] if isinstance(value, list) else tuple(_flatten(v, leaves) for v in value)
+    )
 
 
 def _unflatten(layout: Any, leaves: list[Any]) -> Any:

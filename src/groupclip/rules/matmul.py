@@ -21,7 +21,7 @@ def matmul(call: Call, input: Any, other: Any) -> Tensor:
 
 
 def _right(call: Call, input: Any, weight: Any) -> Tensor:
-    x = call.activation(input)
+    x = call.activation(input, second=True)
     if x.dim() < 2 or weight.dim() != 2:
         raise NotSplit
     x = autocast_to(x)
@@ -35,7 +35,7 @@ def _right(call: Call, input: Any, weight: Any) -> Tensor:
 
 
 def _left(call: Call, weight: Any, input: Any) -> Tensor:
-    x = call.activation(input)
+    x = call.activation(input, second=input.dim() > 3)
     if x.dim() < 3 or weight.dim() != 2:  # W @ x of two dimensions has the samples last, if anywhere
         raise NotSplit
     x = autocast_to(x)

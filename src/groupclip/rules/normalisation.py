@@ -27,25 +27,39 @@ def layer_norm(
     """``weight`` and ``bias`` in the shape ``normalized_shape`` (the last dimensions of the input)."""
     del cudnn_enable
     shape = list(normalized_shape)
-    x = _samples(call, input, len(shape))
+    x = _over_features(call, input, len(shape))
     out = F.layer_norm(x, shape, call.value(weight), call.value(bias), eps)
-    return _book(call, out, x, weight, bias, lambda x: F.layer_norm(x, shape, None, None, eps), _over_last(call, len(shape)))
+    return _book(
+        call, out, x, weight, bias, lambda x: F.layer_norm(x, shape, None, None, eps), _over_last(call, len(shape))
+    )
 
 
-def rms_norm(call: Call, input: Any, normalized_shape: Sequence[int], weight: Any = None, eps: float | None = None) -> Tensor:
+def rms_norm(
+    call: Call, input: Any, normalized_shape: Sequence[int], weight: Any = None, eps: float | None = None
+) -> Tensor:
     """As :func:`layer_norm`, without mean and bias."""
     shape = list(normalized_shape)
-    x = _samples(call, input, len(shape))
+    x = _over_features(call, input, len(shape))
     out = F.rms_norm(x, shape, call.value(weight), eps)
     return _book(call, out, x, weight, None, lambda x: F.rms_norm(x, shape, None, eps), _over_last(call, len(shape)))
 
 
-def group_norm(call: Call, input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, cudnn_enabled: bool = True) -> Tensor:
+def group_norm(
+    call: Call,
+    input: Any,
+    num_groups: int,
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Tensor:
     """``weight`` and ``bias`` ``[C]``, the second dimension of the input."""
     del cudnn_enabled
-    x = _samples(call, input, 1)
+    x = _of_images(call, input)
     out = F.group_norm(x, num_groups, call.value(weight), call.value(bias), eps)
-    return _book(call, out, x, weight, bias, lambda x: F.group_norm(x, num_groups, None, None, eps), _over_channels(call))
+    return _book(
+        call, out, x, weight, bias, lambda x: F.group_norm(x, num_groups, None, None, eps), _over_channels(call)
+    )
 
 
 def instance_norm(
@@ -59,7 +73,7 @@ def instance_norm(
             "InstanceNorm with track_running_stats=True in training mode writes statistics of the batch into the model "
             "without noise; build it with track_running_stats=False (the default)"
         )
-    x = _samples(call, input, 1)
+    x = _of_images(call, input)
 
     def normalise(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         return F.instance_norm(x, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
@@ -75,12 +89,14 @@ def batch_norm(
     """``weight`` and ``bias`` ``[C]``; only with fixed statistics, as in evaluation mode."""
     if training:
         raise PrivacyViolation(BATCH_STATISTICS)
-    x = _samples(call, input, 1)
+    x = _of_images(call, input)
 
     def normalise(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         return F.batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps)
 
-    return _book(call, normalise(x, call.value(weight), call.value(bias)), x, weight, bias, normalise, _over_channels(call))
+    return _book(
+        call, normalise(x, call.value(weight), call.value(bias)), x, weight, bias, normalise, _over_channels(call)
+    )
 
 
 #: Why batch norm can't be trained privately, and what to do.
@@ -90,9 +106,15 @@ BATCH_STATISTICS = (
 )
 
 
-def _samples(call: Call, input: Any, features: int) -> Tensor:
-    x = call.activation(input)
-    if x.dim() <= features:
+def _over_features(call: Call, input: Any, features: int) -> Tensor:
+    """The input of a norm over the last dimensions: the samples may be in any of the others."""
+    return call.activation(input, second=input.dim() - features > 1)
+
+
+def _of_images(call: Call, input: Any) -> Tensor:
+    """The input of a norm of channels: ``[N, C, ..]`` by definition."""
+    x = call.activation(input, second=False)
+    if x.dim() < 2:
         raise NotSplit
     return x
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..derived import derive
 from ..persample.base import PerSample
 from ..persample.dense import Dense
-from ..private import RULES, Call, NotSplit
+from ..private import RULES, Call, NotSplit, PrivateTensor
 from .broadcast import sum_to
 
 
@@ -24,7 +24,10 @@ def expand(call: Call, self: Any, *args: Any, **kwargs: Any) -> Any:
     value = call.func(call.value(self), *args, **kwargs)
     missing = value.dim() - self.dim()
     grew = missing > 0 or self.shape[0] == 1
-    repeats = call.func in (Tensor.repeat, torch.tile, Tensor.tile) and value.shape[1:] != ((1,) * missing + tuple(self.shape))[1:]
+    repeats = (
+        call.func in (Tensor.repeat, torch.tile, Tensor.tile)
+        and value.shape[1:] != ((1,) * missing + tuple(self.shape))[1:]
+    )
     if value.shape[0] != call.batch or not grew or repeats:
         return call.derive()
     batch = call.batch
@@ -46,20 +49,34 @@ def stack(call: Call, tensors: Any, dim: int = 0) -> Any:
 
 
 def _join(call: Call, tensors: list[Any], dim: int, dims: int) -> Any:
-    if dim % dims == 0 or any(t.dim() == 0 or t.shape[0] != call.batch for t in tensors):
+    dim %= dims
+    if dim == 0 or any(t.dim() == 0 or t.shape[0] != call.batch for t in tensors):
         raise NotSplit
 
     def joined() -> Tensor:
         return call.func([call.aligned_rows(t) if call.is_private(t) else t for t in tensors], dim)
 
-    if any(call.is_batch(t) for t in tensors):
+    from_batch = [t for t in tensors if call.comes_from_batch(t)]
+    for t in from_batch:
+        call.activation(t, second=t.dim() > 2 and dim != 1)
+    if from_batch:
         return joined()
     # No part is known to be the batch: if the result is, this is how.
-    rows = [t for t in tensors if not call.is_private(t) or t._derived.rows is not None]
-    return derive(call, joined if len(rows) == len(tensors) else None)
+    readable = all(
+        not call.is_private(t) or (isinstance(t, PrivateTensor) and t._derived.rows is not None) for t in tensors
+    )
+    return derive(call, joined if readable else None)
 
 
-for _function in (Tensor.expand, Tensor.expand_as, torch.broadcast_to, Tensor.broadcast_to, Tensor.repeat, torch.tile, Tensor.tile):
+for _function in (
+    Tensor.expand,
+    Tensor.expand_as,
+    torch.broadcast_to,
+    Tensor.broadcast_to,
+    Tensor.repeat,
+    torch.tile,
+    Tensor.tile,
+):
     RULES[_function] = expand
 RULES[torch.cat] = RULES[torch.concat] = RULES[torch.concatenate] = cat
 RULES[torch.stack] = stack

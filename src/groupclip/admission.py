@@ -1,0 +1,90 @@
+"""What may be attached, and what is refused before anything is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import Optimizer
+
+from .errors import CoverageError, GroupClipError, PrivacyViolation
+from .mechanism import Mechanism
+from .private import PrivateParameter
+from .rules.normalisation import BATCH_STATISTICS
+
+
+def refuse_batch_statistics(module: nn.Module, _: Any) -> None:
+    assert isinstance(module, _BatchNorm)
+    if torch.is_grad_enabled() and (module.training or module.running_mean is None):
+        raise PrivacyViolation(f"{type(module).__name__}: {BATCH_STATISTICS}")
+
+
+def check_modules(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
+            raise PrivacyViolation(f"module {name!r} is {type(module).__name__} in training mode: {BATCH_STATISTICS}")
+
+
+def check_arguments(loss_reduction: str, mechanism: Mechanism | None, optimizer: Optimizer | None) -> None:
+    if loss_reduction not in ("none", "mean", "sum"):
+        raise ValueError(f"loss_reduction={loss_reduction!r} must be 'none', 'mean' or 'sum'")
+    if mechanism is None:
+        return
+    if not isinstance(mechanism, Mechanism):
+        raise TypeError(f"mechanism is {type(mechanism).__name__}; it must be a groupclip.Mechanism or None")
+    noise_multiplier(mechanism)
+    if optimizer is None:
+        raise ValueError(
+            "a mechanism without an optimizer: noise is added when the optimizer steps; pass the optimizer, or mechanism=None to "
+            "clip only"
+        )
+
+
+def noise_multiplier(mechanism: Mechanism) -> float:
+    if mechanism.noise_multiplier is None:
+        raise ValueError("the mechanism has no noise_multiplier yet: use mechanism.calibrate(epsilon=.., delta=..)")
+    return mechanism.noise_multiplier
+
+
+def check_parameters(named: Mapping[str, nn.Parameter]) -> None:
+    for name, param in named.items():
+        if isinstance(param, PrivateParameter) and param._slot is not None:
+            raise GroupClipError(
+                f"parameter {name!r} is attached already: call detach() on the engine that holds it first"
+            )
+        if type(param) not in (nn.Parameter, PrivateParameter):  # the latter on a deep copy of an attached model
+            raise CoverageError(
+                f"parameter {name!r} is a {type(param).__name__}, a subclass of Parameter with its own behaviour, which groupclip "
+                "can't follow; use a plain nn.Parameter or freeze it"
+            )
+        if not param.is_floating_point():
+            raise CoverageError(
+                f"parameter {name!r} has dtype {param.dtype}: only real floating point parameters can be clipped"
+            )
+        if param.numel() == 0:
+            raise CoverageError(f"parameter {name!r} has no elements: run a first forward pass or freeze it")
+
+
+def check_optimizer(optimizer: Optimizer, named: Mapping[str, nn.Parameter]) -> None:
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise PrivacyViolation(
+            "LBFGS evaluates the gradient several times in a step, each without noise: use another optimizer"
+        )
+    held = {id(p): p for group in optimizer.param_groups for p in group["params"]}
+    ours = {id(p): n for n, p in named.items()}
+    foreign = [p for i, p in held.items() if i not in ours and p.requires_grad]
+    if foreign:
+        raise CoverageError(
+            f"the optimizer holds {len(foreign)} trainable parameters that are not the model's (first shape "
+            f"{tuple(foreign[0].shape)}): they would be updated without clipping and noise. Build the optimizer from the "
+            "attached model's parameters (after any change to the model), or freeze the others"
+        )
+    missing = [n for i, n in ours.items() if i not in held]
+    if missing:
+        raise CoverageError(
+            f"trainable parameters are not in the optimizer: {', '.join(missing[:5])}{' ..' if len(missing) > 5 else ''}. They "
+            "would cost noise and never change: add them to the optimizer, or freeze them with requires_grad_(False)"
+        )
