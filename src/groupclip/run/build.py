@@ -28,6 +28,11 @@ class Trainer:
     mechanism: Mechanism
     device: torch.device
 
+    @property
+    def noise_multiplier(self) -> float:
+        assert self.mechanism.noise_multiplier is not None  # the engine refuses a mechanism without
+        return self.mechanism.noise_multiplier
+
 
 def build(config: RunConfig, task: Task, mechanism: Mechanism | None = None) -> Trainer:
     """Build and attach everything. ``mechanism``: that of a run that goes on; calibrated here when None.

@@ -17,6 +17,7 @@ SCHEDULES = ("constant", "linear", "cosine")
 DEVICES = ("auto", "cpu", "cuda")
 MODEL_OPTIONS = ("patch_size", "image_size", "activation")
 _LISTS = ("classes",)
+PATH_OPTIONS = ("test", "public")
 _WHOLE = ("image_size", "patch_size", "max_length", "vocabulary")
 
 
@@ -224,6 +225,6 @@ def _option(key: str, name: str, value: Any) -> Any:
         if not isinstance(items, (list, tuple)):
             raise ConfigError(f"{key}={value!r} must be a list of names")
         return [str(item) for item in items]
-    if name in ("test", "public"):
+    if name in PATH_OPTIONS:
         return str(Path(_text(key, value)).expanduser().absolute())
     return _text(key, value)

@@ -1,17 +1,20 @@
-"""``release/``: what is published. Made in a folder of its own, then renamed: whole, or not there."""
+"""What is published: ``release/``, made in a folder of its own and then renamed, and ``report.html``."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..report import RunReport, html_report
 from ..tasks import Task
 from .build import Trainer
-from .checkpoint import plain_tensor
-from .config import RunConfig
+from .checkpoint import Progress, plain_tensor
+from .config import PATH_OPTIONS, RunConfig
+from .environment import environment
 from .evaluate import Evaluation
 from .files import sync_folder, write_atomically
 
@@ -46,6 +49,50 @@ def write_release(
         sync_folder(release.parent)
     finally:
         shutil.rmtree(made, ignore_errors=True)
+
+
+def write_report(
+    path: Path,
+    config: RunConfig,
+    task: Task,
+    trainer: Trainer,
+    progress: Progress,
+    evaluation: Evaluation | None,
+    rows: Sequence[Mapping[str, Any]],
+) -> None:
+    """Write ``report.html``; ``rows``: of ``metrics.jsonl``. Raises OSError; an old report stays."""
+    record = trainer.engine.record(delta=config.delta)
+    assert trainer.engine.ledger is not None
+    report = RunReport(
+        title=f"{config.model} on {task.name}, trained with differential privacy",
+        statement=record.text(),
+        epsilon=trainer.engine.epsilon(delta=config.delta),
+        delta=config.delta,
+        planned_epsilon=config.epsilon,
+        steps=trainer.engine.ledger.steps,
+        updates=progress.updates,
+        test_accuracy=None if evaluation is None else evaluation.test_accuracy,
+        chance=1 / task.num_classes,
+        partition=trainer.engine.partition,
+        thresholds=trainer.engine.thresholds,
+        noise_multiplier=trainer.noise_multiplier,
+        noise_std=trainer.engine.noise_std,
+        expected_batch_size=config.batch_size,
+        rows=rows,
+        lost=progress.lost,
+        data=task.description,
+        settings=public_settings(config),
+        environment=environment(trainer.device),
+    )
+    write_atomically(path, html_report(report))
+
+
+def public_settings(config: RunConfig) -> dict[str, Any]:
+    """The settings without paths, which tell about a person's machine."""
+    settings = {name: value for name, value in config.to_dict().items() if name != "data"}
+    options = settings.pop("task_options", {})
+    kept = {name: value for name, value in options.items() if name not in PATH_OPTIONS}
+    return {**settings, **({"task_options": kept} if kept else {})}
 
 
 def model_settings(config: RunConfig, task: Task) -> dict[str, Any]:

@@ -20,9 +20,9 @@ from .files import said_plainly, write_atomically
 from .folder import RunFolder, existing_folder, new_folder, refuse_used
 from .journal import Journal, read_journal
 from .loop import Loop
-from .metrics import cut_torn_row
+from .metrics import cut_torn_row, read_rows
 from .observer import Beginning, Nobody, Observer
-from .release import write_release
+from .release import write_release, write_report
 from .resolve import resolve
 
 CHECKPOINT_SECONDS = 30.0
@@ -131,8 +131,7 @@ class Run:
         watcher = Nobody() if observer is None else observer
         try:
             lost = sum(last - first + 1 for first, last in self.loop.progress.lost)
-            sigma = self.trainer.mechanism.noise_multiplier
-            assert sigma is not None
+            sigma = self.trainer.noise_multiplier
             watcher.begin(
                 Beginning(self.config, self.trainer.engine.partition, sigma, self.loop.ledger.steps, lost)
             )
@@ -149,23 +148,23 @@ class Run:
         return self.loop.evaluation or evaluate(self.trainer.model, self.task, self.trainer.device)
 
     def _publish(self, evaluation: Evaluation | None, keep_resume: bool) -> Outcome:
-        epsilon = self.trainer.engine.epsilon(delta=self.config.delta)
-        with said_plainly("writing the results", f"go on with: {self.folder.resume_command()}"):
-            write_release(self.folder.release, self.config, self.task, self.trainer, evaluation)
-        if not keep_resume:
-            with said_plainly("deleting the resume folder", f"go on with: {self.folder.resume_command()}"):
-                self.folder.forget_resume()
-        sigma = self.trainer.mechanism.noise_multiplier
-        assert sigma is not None
+        trainer, folder, progress = self.trainer, self.folder, self.loop.progress
+        epsilon = trainer.engine.epsilon(delta=self.config.delta)
+        with said_plainly("writing the results", f"go on with: {folder.resume_command()}"):
+            write_release(folder.release, self.config, self.task, trainer, evaluation)
+            rows = read_rows(folder.metrics)
+            write_report(folder.report, self.config, self.task, trainer, progress, evaluation, rows)
+            if not keep_resume:
+                folder.forget_resume()
         return Outcome(
-            out=self.folder.root,
-            release=self.folder.release,
-            report=self.folder.report,
+            out=folder.root,
+            release=folder.release,
+            report=folder.report,
             steps=self.loop.ledger.steps,
-            updates=self.loop.progress.updates,
+            updates=progress.updates,
             epsilon=epsilon,
             delta=self.config.delta,
-            noise_multiplier=sigma,
+            noise_multiplier=trainer.noise_multiplier,
             test_accuracy=None if evaluation is None else evaluation.test_accuracy,
         )
 

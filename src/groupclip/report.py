@@ -1,0 +1,171 @@
+"""``report.html``: what a run did, in one file that needs nothing else. As public as the release itself.
+
+Everything in it is planned, noisy, or measured on held-out records; times of steps are left out, because a
+step takes longer the more samples it drew.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from . import plots
+from .partition import Partition
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunReport:
+    """The facts of one run.
+
+    statement: the guarantee in words. rows: of ``metrics.jsonl``. lost: (first, last) charged steps whose
+    updates a crash lost. noise_std: of the noise on every coordinate of the SUM of clipped gradients, before
+    the division by the expected batch size. test_accuracy: None if it was never measured.
+    """
+
+    title: str
+    statement: str
+    epsilon: float
+    delta: float
+    planned_epsilon: float
+    steps: int
+    updates: int
+    test_accuracy: float | None
+    chance: float
+    partition: Partition
+    thresholds: Mapping[str, float]
+    noise_multiplier: float
+    noise_std: float
+    expected_batch_size: float
+    rows: Sequence[Mapping[str, Any]]
+    lost: Sequence[tuple[int, int]]
+    data: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    environment: Mapping[str, str]
+
+
+def html_report(run: RunReport) -> str:
+    """The report as HTML: no script, nothing fetched, figures inside."""
+    accuracy = "not measured" if run.test_accuracy is None else f"{run.test_accuracy:.1%}"
+    parts = [
+        f"<h1>{escape(run.title)}</h1>",
+        '<div class="figures">',
+        _headline(accuracy, "accuracy on held-out records"),
+        _headline(f"{run.epsilon:.3f}", f"epsilon at delta {run.delta:g}"),
+        _headline(str(run.steps), "steps charged"),
+        _headline(str(len(run.partition)), f"groups ({run.partition.style})"),
+        "</div>",
+        "<h2>Privacy</h2>",
+        "".join(f"<p>{escape(text)}</p>" for text in run.statement.split("\n\n")),
+        *_lost(run),
+        "<h2>Course</h2>",
+        _image(_course(run), "accuracy on held-out records, and epsilon, over the steps"),
+        "<p>Held-out records are treated as public: the guarantee doesn't cover them. They were evaluated "
+        "at steps "
+        "fixed beforehand.</p>",
+        _image(_norms(run), "norm of the noisy gradient of each group over the steps"),
+        "<h2>Groups</h2>",
+        _image(plots.groups(run.partition.sizes, run.thresholds), "size and threshold of each group"),
+        _groups(run),
+        f"<p>Noise multiplier {run.noise_multiplier:.6g}; the noise on each coordinate of the summed "
+        "gradient has "
+        f"standard deviation {run.noise_std:.6g}, and {run.noise_std / run.expected_batch_size:.3g} after "
+        "the division "
+        f"by the expected batch size {run.expected_batch_size:g}.</p>",
+        "<h2>Data</h2>",
+        _table(run.data),
+        "<h2>Settings</h2>",
+        _table(run.settings),
+        "<h2>Made with</h2>",
+        _table(run.environment),
+        "<p>Not in this report, because no noise covers them: losses and gradient norms of samples, sizes "
+        "of batches, "
+        "and how long steps took.</p>",
+    ]
+    body = "\n".join(parts)
+    return _PAGE.format(title=escape(run.title), body=body)
+
+
+def _course(run: RunReport) -> str:
+    kept = [row for row in run.rows if not _is_lost(run, row["step"])]
+    accuracy = [(row["step"], row["test_accuracy"]) for row in kept if "test_accuracy" in row]
+    epsilon = [(row["step"], row["epsilon"]) for row in run.rows]
+    return plots.accuracy_and_epsilon(accuracy, epsilon, run.planned_epsilon, run.chance)
+
+
+def _norms(run: RunReport) -> str:
+    curves = {
+        group: [
+            (row["step"], row["noisy_gradient_norm"][group])
+            for row in run.rows
+            if row["noisy_gradient_norm"].get(group) is not None
+        ]
+        for group in run.partition
+    }
+    std = run.noise_std / run.expected_batch_size
+    return plots.noisy_norms(curves, {g: std * math.sqrt(size) for g, size in run.partition.sizes.items()})
+
+
+def _lost(run: RunReport) -> list[str]:
+    if not run.lost:
+        return []
+    ranges = ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in run.lost)
+    return [
+        f"<p>The run was interrupted by a crash: the updates of steps {ranges} were lost, but they are "
+        "charged, since "
+        f"their noisy results may have been seen. The weights took {run.updates} updates.</p>"
+    ]
+
+
+def _is_lost(run: RunReport, step: int) -> bool:
+    return any(first <= step <= last for first, last in run.lost)
+
+
+def _groups(run: RunReport) -> str:
+    rows = "".join(
+        f"<tr><td>{escape(group)}</td><td>{len(run.partition[group])}</td><td>{run.partition.sizes[group]:,}</td>"
+        f"<td>{run.thresholds[group]:.6g}</td></tr>"
+        for group in run.partition
+    )
+    head = "<tr><th>group</th><th>parameters</th><th>numbers</th><th>threshold R_m</th></tr>"
+    return f'<table class="numbers">{head}{rows}</table>'
+
+
+def _table(facts: Mapping[str, Any]) -> str:
+    rows = "".join(f"<tr><th>{escape(k)}</th><td>{escape(_text(v))}</td></tr>" for k, v in facts.items())
+    return f"<table>{rows}</table>"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{k}: {_text(v)}" for k, v in value.items())
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(_text, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _headline(value: str, meaning: str) -> str:
+    return f"<div><strong>{escape(value)}</strong><span>{escape(meaning)}</span></div>"
+
+
+def _image(svg: str, meaning: str) -> str:
+    # as an image, so that the identifiers inside two figures can't clash
+    data = base64.b64encode(svg.encode()).decode()
+    return f'<img alt="{escape(meaning)}" src="data:image/svg+xml;base64,{data}">'
+
+
+_PAGE = """<!DOCTYPE html>
+<html lang="en"> <head> <meta charset="utf-8"> <meta name="viewport" content="width=device-width,
+initial-scale=1"> <title>{title}</title> <style> body {{ font: 15px/1.5 system-ui, sans-serif; color:
+#1d2430; max-width: 52rem; margin: 2rem auto; padding: 0 1rem; }} h1 {{ font-size: 1.5rem; }} h2 {{
+font-size: 1.1rem; margin-top: 2.2rem; border-bottom: 1px solid #d5dae1; padding-bottom: .2rem; }} .figures
+{{ display: flex; flex-wrap: wrap; gap: 1rem 2.5rem; }} .figures strong {{ display: block; font-size: 1.6rem;
+font-weight: 600; }} .figures span {{ color: #596273; }} img {{ width: 100%; height: auto; }} table {{
+border-collapse: collapse; }} th, td {{ text-align: left; vertical-align: top; padding: .15rem 1.2rem .15rem
+0; }} table th {{ font-weight: 500; color: #596273; white-space: nowrap; }} .numbers td:not(:first-child),
+.numbers th:not(:first-child) {{ text-align: right; font-variant-numeric: tabular-nums; }} </style> </head>
+<body> {body} </body> </html>
+"""
