@@ -7,17 +7,14 @@ the ledger, so they can't disagree. Its fields are public facts, never data.
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from numbers import Integral, Real
 
-from groupclip import accounting
+from groupclip import accounting, calibration
 from groupclip.errors import PrivacyViolation
 
 ADJACENCIES = ("add-or-remove-one",)
-
-_SMALLEST_SIGMA = 0.02  # below, no accountant gives a figure that means anything
-_LARGEST_SIGMA = 1e6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,8 +156,8 @@ class Mechanism:
             bound = accounting.quick_epsilon(self.sample_rate, sigma, self.steps, delta)
             return math.inf if bound is None else bound
 
-        enough = _enough_noise(quick, target)
-        return replace(self, noise_multiplier=_least_noise(reported, enough, target))
+        enough = calibration.enough_noise(quick, target)
+        return replace(self, noise_multiplier=calibration.least_noise(reported, enough, target))
 
     @property
     def plan_hash(self) -> str:
@@ -221,69 +218,12 @@ def default_delta(dataset_size: int) -> float:
     return max(min(1e-5, 1 / (2 * _whole("dataset_size", dataset_size, least=1))), accounting.SMALLEST_DELTA)
 
 
-def _enough_noise(quick: Callable[[float], float], target: float) -> float:
-    """A sigma that RDP proves to be enough, within 2 % of the least such one."""
-    high = 1.0
-    while quick(high) > target:
-        high *= 2
-        if high > _LARGEST_SIGMA:
-            raise ValueError(
-                f"epsilon={target:g} is out of reach: even noise_multiplier={_LARGEST_SIGMA:g} spends more; "
-                "ask for a larger epsilon or delta, fewer steps or a smaller batch"
-            )
-    while high / 2 >= _SMALLEST_SIGMA and quick(high / 2) <= target:
-        high /= 2
-    low = high / 2
-    while high > 1.02 * low:
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if quick(middle) <= target else (middle, high)
-    return high
-
-
-def _least_noise(reported: Callable[[float], float], enough: float, target: float) -> float:
-    """A sigma with 0.99 * target <= reported(sigma) <= target: secant steps in log-log, kept inside a
-    bracket.
-
-    Stops at 0.998 * target: noise costs accuracy, and one more evaluation costs milliseconds.
-    """
-    high, spent = enough, reported(enough)
-    low, too_much = high, spent
-    while too_much <= target:
-        high, spent = low, too_much
-        low *= 0.8
-        if low < _SMALLEST_SIGMA:
-            raise ValueError(
-                f"epsilon={target:g} is more than this plan can spend: at noise_multiplier={high:.3g} it "
-                f"spends {spent:.4g}, and less noise than that is no protection; ask for at most "
-                f"epsilon={spent:.4g}"
-            )
-        too_much = reported(low)
-    for _ in range(60):
-        if spent >= 0.998 * target:
-            break
-        share = 0.5
-        if spent > 0 and math.isfinite(too_much):
-            # aim a little under the target, so that the end which is kept moves
-            share = math.log(0.999 * target / spent) / math.log(too_much / spent)
-        middle = high * (low / high) ** min(max(share, 0.02), 0.98)
-        value = reported(middle)
-        low, too_much, high, spent = (
-            (low, too_much, middle, value) if value <= target else (middle, value, high, spent)
-        )
-    if spent < 0.99 * target:
-        raise ValueError(
-            f"epsilon={target:g} can't be met within 1 %: noise_multiplier={high:.6g} spends {spent:.6g} and "
-            f"{low:.6g} spends {too_much:.6g}; pass one of them as noise_multiplier="
-        )
-    return high
-
-
 def _delta(delta: float) -> float:
     delta = _number("delta", delta)
     if not accounting.SMALLEST_DELTA <= delta < 1:
         raise ValueError(
             f"delta={delta!r} must be in [{accounting.SMALLEST_DELTA:g}, 1): the accountants' double "
-            "precision ends there; groupclip.default_delta(dataset_size) is a usual choice"
+            "precision ends there; groupclip.mechanism.default_delta(dataset_size) is a usual choice"
         )
     return delta
 
@@ -298,8 +238,10 @@ def _too_little_noise(sigma: float) -> str:
 def _whole(name: str, value: object, *, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name}={value!r} must be a whole number (int), not {type(value).__name__}")
-    if value < least:
+    if int(value) < least:
         raise ValueError(f"{name}={value!r} must be >= {least}")
+    if int(value) > 2**53:
+        raise ValueError(f"{name}={value!r} is larger than 2**53, where a double stops counting; check the number")
     return int(value)
 
 

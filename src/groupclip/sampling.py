@@ -9,7 +9,6 @@ guess which samples a step used would be outside the guarantee. The size of a ba
 add-or-remove adjacency it tells who is in), so nothing here prints or logs it.
 """
 
-import secrets
 import weakref
 from collections.abc import Callable, Iterator, Sequence, Sized
 from fractions import Fraction
@@ -19,12 +18,12 @@ import numpy as np
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
 from groupclip.errors import PrivacyViolation
+from groupclip.keystream import KEY_BYTES, Keystream, new_key
 from groupclip.mechanism import Mechanism
 
 Collate = Callable[[list[Any]], Any]
 
 _CHUNK = 1 << 20  # uniforms drawn at a time: 8 MiB
-_KEY_BYTES = 32
 
 
 def poisson_batches(
@@ -79,8 +78,8 @@ class PoissonBatches:
                 f"start={start} must be in [0, {mechanism.steps}], the planned steps; pass "
                 "engine.ledger.steps to go on"
             )
-        if key is not None and (not isinstance(key, bytes) or len(key) != _KEY_BYTES):
-            raise ValueError(f"key must be {_KEY_BYTES} bytes; leave it out unless this is a test")
+        if key is not None and (not isinstance(key, bytes) or len(key) != KEY_BYTES):
+            raise ValueError(f"key must be {KEY_BYTES} bytes; leave it out unless this is a test")
         self.mechanism = mechanism
         self.start = start
         self._fetch = _fetcher(dataset, collate)
@@ -95,7 +94,7 @@ class PoissonBatches:
 
     def __iter__(self) -> Iterator["LogicalBatch"]:
         # a new key for every pass: two passes under one key would draw the same batches
-        key = secrets.token_bytes(_KEY_BYTES) if self._key is None else self._key
+        key = new_key() if self._key is None else self._key
         run = _Run(self.mechanism)
         for step in range(self.start, self.mechanism.steps):
             indices = draw(self.mechanism.dataset_size, self.mechanism.sample_rate, key=key, step=step)
@@ -189,20 +188,13 @@ def draw(size: int, rate: float, *, key: bytes, step: int) -> np.ndarray:
     threshold = int(Fraction(rate) * 2**64)
     if threshold >= 2**64:
         return np.arange(size)
-    cipher = _counter_mode(key, step)
+    # a stream of its own for every step: what a step draws doesn't depend on where the run began
+    stream = Keystream(key, f"groupclip/sampling/step {step}")
     found = []
     for first in range(0, size, _CHUNK):
         count = min(_CHUNK, size - first)
-        uniforms = np.frombuffer(cipher.update(bytes(8 * count)), dtype="<u8")
-        found.append(np.flatnonzero(uniforms < np.uint64(threshold)) + first)
+        found.append(np.flatnonzero(stream.words(count) < np.uint64(threshold)) + first)
     return np.concatenate(found)
-
-
-def _counter_mode(key: bytes, step: int) -> Any:
-    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-
-    # the step is the upper half of the counter block: steps never share a block
-    return Cipher(algorithms.AES(key), modes.CTR(step.to_bytes(8, "big") + bytes(8))).encryptor()
 
 
 @runtime_checkable

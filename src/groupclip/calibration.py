@@ -1,0 +1,66 @@
+"""The least noise that meets a target epsilon: a search over any decreasing function sigma -> epsilon."""
+
+import math
+from collections.abc import Callable
+
+SMALLEST_SIGMA = 0.02  # less noise than this protects nobody, whatever the accountant says
+LARGEST_SIGMA = 1e6
+
+
+def enough_noise(quick: Callable[[float], float], target: float) -> float:
+    """A sigma with quick(sigma) <= target, within 2 % of the least such one.
+
+    ``quick`` is a cheap bound that is never below the epsilon that will be reported.
+    """
+    high = 1.0
+    while quick(high) > target:
+        high *= 2
+        if high > LARGEST_SIGMA:
+            raise ValueError(
+                f"epsilon={target:g} is out of reach: even noise_multiplier={LARGEST_SIGMA:g} spends more; "
+                "ask for a larger epsilon or delta, fewer steps or a smaller batch"
+            )
+    while high / 2 >= SMALLEST_SIGMA and quick(high / 2) <= target:
+        high /= 2
+    low = high / 2
+    while high > 1.02 * low:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if quick(middle) <= target else (middle, high)
+    return high
+
+
+def least_noise(reported: Callable[[float], float], enough: float, target: float) -> float:
+    """A sigma with 0.99 * target <= reported(sigma) <= target.
+
+    Secant steps in log-log, kept inside a bracket that starts at ``enough``. Stops at 0.998 * target: noise costs accuracy, and one more evaluation costs milliseconds.
+    """
+    high, spent = enough, reported(enough)
+    low, too_much = high, spent
+    while too_much <= target:
+        high, spent = low, too_much
+        low *= 0.8
+        if low < SMALLEST_SIGMA:
+            raise ValueError(
+                f"epsilon={target:g} is more than this plan can spend: at noise_multiplier={high:.3g} it "
+                f"spends {spent:.4g}, and less noise than that is no protection; ask for at most "
+                f"epsilon={spent:.4g}"
+            )
+        too_much = reported(low)
+    for _ in range(60):
+        if spent >= 0.998 * target:
+            break
+        share = 0.5
+        if spent > 0 and math.isfinite(too_much):
+            # aim a little under the target, so that the end which is kept moves
+            share = math.log(0.999 * target / spent) / math.log(too_much / spent)
+        middle = high * (low / high) ** min(max(share, 0.02), 0.98)
+        value = reported(middle)
+        low, too_much, high, spent = (
+            (low, too_much, middle, value) if value <= target else (middle, value, high, spent)
+        )
+    if spent < 0.99 * target:
+        raise ValueError(
+            f"epsilon={target:g} can't be met within 1 %: noise_multiplier={high:.6g} spends {spent:.6g} and "
+            f"{low:.6g} spends {too_much:.6g}; pass one of them as noise_multiplier="
+        )
+    return high

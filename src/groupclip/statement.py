@@ -1,0 +1,233 @@
+"""What a run guarantees, in facts (:class:`PrivacyRecord`) and in words that need no mathematics.
+
+A record holds public facts only, and refuses to exist where the noise that was really added is less than the
+mechanism's. Every figure that is printed is rounded against the user: epsilon up.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from groupclip import accounting
+from groupclip.errors import PrivacyViolation
+from groupclip.ledger import SAMPLERS, Ledger
+from groupclip.mechanism import Mechanism, PrivacySpent
+from groupclip.partition import Partition
+
+_ROUNDING = 1e-9  # relative; float64 sums over any number of groups stay far below
+_UNIT = "one sample: one row of the training data"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacyRecord:
+    """Every fact that the privacy statement of a run needs; all of them may be published.
+
+    Args:
+        mechanism: the plan.
+        delta: at which epsilon is stated.
+        steps_by_sampler: released steps by whose sampling made the batch, {"groupclip": ..., "user": ...}.
+        thresholds: group -> R_m: most that one sample adds to the group's sum, in l2 norm.
+        noise_std: group -> standard deviation really added to every coordinate of the group's sum.
+        clip: name of the clip function.
+        partition_style: how the groups were chosen.
+        secure_noise: False where the noise came from a seed and can be recomputed.
+        unsafe_statistics: un-noised quantities that somebody looked at, by name.
+        unit: whom the guarantee protects.
+
+    Raises:
+        ValueError: groups that differ between thresholds and noise_std; counts that aren't whole.
+        PrivacyViolation: the realised noise multiplier (sum_m (R_m / s_m)^2)^(-1/2) is below the mechanism's.
+    """
+
+    mechanism: Mechanism
+    delta: float
+    steps_by_sampler: Mapping[str, int]
+    thresholds: Mapping[str, float]
+    noise_std: Mapping[str, float]
+    clip: str
+    partition_style: str
+    secure_noise: bool
+    unsafe_statistics: tuple[str, ...] = ()
+    unit: str = _UNIT
+
+    def __post_init__(self) -> None:
+        if self.mechanism.noise_multiplier is None:
+            raise ValueError("the mechanism has no noise_multiplier yet: calibrate it before the run is described")
+        if set(self.steps_by_sampler) != set(SAMPLERS):
+            raise ValueError(
+                f"steps_by_sampler={dict(self.steps_by_sampler)!r} must count {' and '.join(SAMPLERS)} steps; pass "
+                "ledger.steps_by_sampler"
+            )
+        if not self.thresholds or list(self.thresholds) != list(self.noise_std):
+            raise ValueError(
+                f"thresholds are given for the groups {list(self.thresholds)} and noise_std for "
+                f"{list(self.noise_std)}; both need every group, in one order"
+            )
+        object.__setattr__(self, "steps_by_sampler", dict(self.steps_by_sampler))
+        object.__setattr__(self, "thresholds", {name: float(bound) for name, bound in self.thresholds.items()})
+        object.__setattr__(self, "noise_std", {name: float(std) for name, std in self.noise_std.items()})
+        object.__setattr__(self, "unsafe_statistics", tuple(self.unsafe_statistics))
+        planned, realised = self.mechanism.noise_multiplier, self.realised_noise_multiplier
+        if not realised >= planned * (1 - _ROUNDING):
+            raise PrivacyViolation(
+                f"the noise of the groups amounts to noise_multiplier={realised:.6g}, the plan says {planned:.6g}: "
+                "epsilon of the plan would claim too much. Add noise of standard deviation noise_multiplier * "
+                "||(R_1, ..., R_M)|| to every group, or another allocation with sum (R_m / s_m)^2 <= 1 / sigma^2"
+            )
+
+    @classmethod
+    def of(
+        cls,
+        ledger: Ledger,
+        *,
+        delta: float,
+        partition: Partition,
+        thresholds: Mapping[str, float],
+        noise_std: float | Mapping[str, float],
+        clip: str,
+        secure_noise: bool,
+        unsafe: Sequence[str] = (),
+    ) -> "PrivacyRecord":
+        """The record of what ``ledger`` has counted so far; one number for ``noise_std`` is that of every group."""
+        if not isinstance(noise_std, Mapping):
+            noise_std = dict.fromkeys(partition.names, noise_std)
+        return cls(
+            mechanism=ledger.mechanism,
+            delta=delta,
+            steps_by_sampler=ledger.steps_by_sampler,
+            thresholds={name: thresholds[name] for name in partition.names},
+            noise_std={name: noise_std[name] for name in partition.names},
+            clip=clip,
+            partition_style=partition.style,
+            secure_noise=secure_noise,
+            unsafe_statistics=tuple(unsafe),
+        )
+
+    @property
+    def steps(self) -> int:
+        """The number of released steps."""
+        return sum(self.steps_by_sampler.values())
+
+    @property
+    def sampling_is_ours(self) -> bool:
+        """True if groupclip drew every batch, so that the sampling is known to be Poisson."""
+        return self.steps_by_sampler["user"] == 0
+
+    @property
+    def realised_noise_multiplier(self) -> float:
+        """(sum_m (R_m / s_m)^2)^(-1/2): the sigma that the noise really added amounts to; 0 without noise."""
+        if any(std <= 0 for std in self.noise_std.values()):
+            return 0.0
+        return 1 / math.hypot(*(self.thresholds[name] / std for name, std in self.noise_std.items()))
+
+    @property
+    def obstacles(self) -> tuple[str, ...]:
+        """Why no epsilon can be claimed; empty where one can."""
+        found = []
+        if not self.mechanism.noise_multiplier:
+            found.append("no noise was added to the gradients (noise_multiplier is 0)")
+        if not self.secure_noise:
+            found.append("the noise was made from a seed: it is reproducible, and can be subtracted again")
+        return tuple(found)
+
+    @property
+    def spent(self) -> PrivacySpent | None:
+        """What the released steps spent at ``delta``; None where no epsilon can be claimed."""
+        return None if self.obstacles else self.mechanism.spent(delta=self.delta, steps=self.steps)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able; ``epsilon`` is None where none is claimed."""
+        spent = self.spent
+        return {
+            "private": not self.obstacles,
+            "obstacles": list(self.obstacles),
+            "unit_of_privacy": self.unit,
+            "adjacency": self.mechanism.adjacency,
+            "epsilon": None if spent is None else spent.epsilon,
+            "delta": self.delta,
+            "mechanism": "Poisson-sampled Gaussian (DP-SGD with group-wise clipping)",
+            "dataset_size": self.mechanism.dataset_size,
+            "expected_batch_size": self.mechanism.expected_batch_size,
+            "sample_rate": self.mechanism.sample_rate,
+            "steps_taken": self.steps,
+            "steps_planned": self.mechanism.steps,
+            "noise_multiplier": self.mechanism.noise_multiplier,
+            "clip": self.clip,
+            "partition_style": self.partition_style,
+            "groups": [
+                {"name": name, "threshold": bound, "noise_std": self.noise_std[name]}
+                for name, bound in self.thresholds.items()
+            ],
+            "sampling_assumed": "Poisson",
+            "sampling_used": dict(self.steps_by_sampler),
+            "accountant": None if spent is None else spent.accountant,
+            "epsilon_rdp": None if spent is None else spent.rdp,
+            "epsilon_pld": None if spent is None else spent.pld,
+            "accountant_note": "" if spent is None else spent.note,
+            "accounting_library": f"dp-accounting {accounting.version()}",
+            "released": "the noisy gradient of every step, so the weights after every step",
+            "tuning_accounted": False,
+            "secure_noise": self.secure_noise,
+            "unsafe_statistics": list(self.unsafe_statistics),
+            "hardened_against_floating_point_attacks": False,
+            "plan_hash": self.mechanism.plan_hash,
+        }
+
+    def text(self) -> str:
+        """The statement in words, one paragraph for each question that a reader has. Plain text."""
+        from groupclip.wording import paragraphs
+
+        return "\n\n".join(f"{heading}. {words}" for heading, words in paragraphs(self))
+
+
+def model_card(
+    record: PrivacyRecord,
+    *,
+    title: str = "A privately trained model",
+    introduction: str = "",
+    tags: Sequence[str] = (),
+    sections: Mapping[str, str] | None = None,
+) -> str:
+    """The README.md of a release: a Hugging Face header, the statement, and the facts as a table.
+
+    Args:
+        introduction: Markdown under the title. sections: heading -> Markdown, after the statement. Both are the
+            caller's, and must hold nothing that was computed on private data without noise.
+        tags: more tags for the header. "differential-privacy" is among them only if an epsilon is claimed.
+    """
+    from groupclip.wording import facts, paragraphs
+
+    private = ["differential-privacy", "dp-sgd"] if not record.obstacles else []
+    listed = "".join(f"- {json.dumps(tag)}\n" for tag in dict.fromkeys([*private, "groupclip", *tags]))
+    parts = [f"---\nlibrary_name: pytorch\ntags:\n{listed}---\n", f"# {title}"]
+    if introduction:
+        parts.append(introduction)
+    parts.append("## Privacy")
+    parts += [f"**{_cell(heading)}.** {_inline(words)}" for heading, words in paragraphs(record)]
+    parts.append("## The facts of the run")
+    rows = "\n".join(f"| {_cell(name)} | {_cell(value)} |" for name, value in facts(record))
+    parts.append(f"| fact | value |\n| --- | --- |\n{rows}")
+    parts.append("### Groups")
+    groups = "\n".join(
+        f"| {_cell(name)} | {bound:.6g} | {record.noise_std[name]:.6g} |" for name, bound in record.thresholds.items()
+    )
+    parts.append(
+        "One sample adds at most the threshold to the summed gradient of a group (l2 norm); every coordinate of that "
+        "sum gets Gaussian noise of the standard deviation beside it.\n\n"
+        f"| group | threshold R_m | noise std |\n| --- | --- | --- |\n{groups}"
+    )
+    for heading, words in (sections or {}).items():
+        parts += [f"## {heading}", words]
+    return "\n\n".join(parts) + "\n"
+
+
+def _inline(text: str) -> str:
+    """Plain words as Markdown: names may hold characters that Markdown reads."""
+    return re.sub(r"([\\`*_<>\[\]])", r"\\\1", text)
+
+
+def _cell(text: str) -> str:
+    return _inline(" ".join(text.split())).replace("|", "\\|")
