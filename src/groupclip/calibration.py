@@ -32,7 +32,8 @@ def enough_noise(quick: Callable[[float], float], target: float) -> float:
 def least_noise(reported: Callable[[float], float], enough: float, target: float) -> float:
     """A sigma with 0.99 * target <= reported(sigma) <= target.
 
-    Secant steps in log-log, kept inside a bracket that starts at ``enough``. Stops at 0.998 * target: noise costs accuracy, and one more evaluation costs milliseconds.
+    Secant steps in log-log, kept inside a bracket that starts at ``enough``. Stops at 0.998 * target: noise
+    costs accuracy, and one more evaluation costs milliseconds.
     """
     high, spent = enough, reported(enough)
     low, too_much = high, spent
