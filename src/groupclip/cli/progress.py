@@ -16,9 +16,9 @@ from .signals import StopOnSignal
 class Terminal:
     """Shows a run on standard error: a bar on a terminal, elsewhere a line at each evaluation."""
 
-    def __init__(self, signals: StopOnSignal, quiet: bool) -> None:
+    def __init__(self, signals: StopOnSignal, console: Console) -> None:
         self._signals = signals
-        self._console = Console(stderr=True, quiet=quiet, highlight=False)
+        self._console = console
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
@@ -27,8 +27,8 @@ class Terminal:
             TextColumn("epsilon {task.fields[epsilon]:.3f} of {task.fields[planned]:g}"),
             TimeRemainingColumn(),
             TextColumn("{task.fields[seen]}"),
-            console=self._console,
-            disable=quiet or not self._console.is_terminal,
+            console=console,
+            disable=console.quiet or not console.is_terminal,
         )
         self._task: TaskID | None = None
         self._steps = 0

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich.console import Console
 
 from .. import run
 from .arguments import arguments_at_fault, parse_options, parse_thresholds, print_json
@@ -99,7 +100,8 @@ def train(
             raise ValueError("no folder is given: say where to write, e.g. --out runs/digits")
         else:
             prepared = run.start(request, out)
-    with StopOnSignal() as signals, Terminal(signals, quiet or as_json) as terminal:
+    console = Console(stderr=True, quiet=quiet or as_json, highlight=False)
+    with StopOnSignal() as signals, Terminal(signals, console) as terminal:
         try:
             outcome = prepared.train(terminal, keep_resume=keep_resume)
         except run.RunInterrupted as interrupted:

@@ -99,6 +99,11 @@ def resume(
         task = _load(saved.config)
         config = RunConfig(**saved.config)
         mechanism = Mechanism.from_dict(saved.engine["ledger"]["mechanism"])
+        if len(task.train) != mechanism.dataset_size:
+            raise ConfigError(
+                f"the task has {len(task.train)} training samples now, it had {mechanism.dataset_size} when the run began: "
+                "the run can only go on with the same data; put them back, or start another run"
+            )
         trainer = build(config, task, mechanism)
         trainer.model.load_state_dict(saved.weights)
         trainer.optimizer.load_state_dict(saved.optimizer)
