@@ -1,4 +1,4 @@
-"""A small convolutional network with group normalisation, which keeps samples apart where BatchNorm wouldn't."""
+"""A small convolutional network; group normalisation keeps samples apart where BatchNorm wouldn't."""
 
 from typing import Literal
 
@@ -11,7 +11,7 @@ GROUPS = 8
 class SmallCNN(nn.Module):
     """Images ``[B, C, H, W]`` of 4x4 pixels or more to logits ``[B, num_classes]``.
 
-    Two stages for images below 16 pixels, else three; each is conv 3x3, GroupNorm, activation, 2x2 max-pooling.
+    Two stages for images below 16 pixels, else three; each is conv 3x3, GroupNorm, activation, 2x2 max-pool.
     activation: ``relu``, or ``tanh``, which Papernot et al. 2021 found better under noise.
     """
 
@@ -21,7 +21,8 @@ class SmallCNN(nn.Module):
         super().__init__()
         short = min(image_size)
         if short < 4:
-            raise ValueError(f"images of {image_size[0]}x{image_size[1]} are too small for cnn-small; 4x4 is the least")
+            found = f"{image_size[0]}x{image_size[1]}"
+            raise ValueError(f"images of {found} are too small for cnn-small; 4x4 is the least")
         widths = (32, 64) if short < 16 else (32, 64, 64)
         stages: list[nn.Module] = []
         for width in widths:

@@ -10,7 +10,11 @@ WORD_DIM = 64
 
 def _layers(inputs: int, num_classes: int) -> nn.Sequential:
     return nn.Sequential(
-        nn.Linear(inputs, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, num_classes)
+        nn.Linear(inputs, HIDDEN),
+        nn.ReLU(),
+        nn.Linear(HIDDEN, HIDDEN),
+        nn.ReLU(),
+        nn.Linear(HIDDEN, num_classes),
     )
 
 
@@ -26,7 +30,7 @@ class ImageMLP(nn.Module):
 
 
 class LinearModel(nn.Module):
-    """Logistic regression on pixels: images ``[B, C, H, W]`` to logits ``[B, num_classes]``; starts at zero."""
+    """Logistic regression on pixels ``[B, C, H, W]``, to logits ``[B, num_classes]``; starts at zero."""
 
     def __init__(self, *, input_shape: tuple[int, ...], num_classes: int) -> None:
         super().__init__()
@@ -39,7 +43,7 @@ class LinearModel(nn.Module):
 
 
 class TextMLP(nn.Module):
-    """Token ids ``[B, T]``, 0 for padding, to logits ``[B, num_classes]``: mean word vector, two hidden layers."""
+    """Token ids ``[B, T]``, 0 for padding, to logits ``[B, num_classes]``: mean vector, two hidden layers."""
 
     def __init__(self, *, vocabulary: int, num_classes: int) -> None:
         super().__init__()

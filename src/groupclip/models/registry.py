@@ -9,10 +9,10 @@ from typing import Literal
 import torch
 from torch import nn
 
-from groupclip.models.cnn import Activation, SmallCNN
-from groupclip.models.mlp import ImageMLP, LinearModel, TextMLP
-from groupclip.models.text import TextEncoder
-from groupclip.models.vit import VIT_SHAPES, VisionTransformer
+from .cnn import Activation, SmallCNN
+from .mlp import ImageMLP, LinearModel, TextMLP
+from .text import TextEncoder
+from .vit import VIT_SHAPES, VisionTransformer
 
 Kind = Literal["image", "text"]
 
@@ -21,8 +21,9 @@ Kind = Literal["image", "text"]
 class ModelSpec:
     """What a name stands for.
 
-    kinds: the tasks it can be built for. options: keywords of :func:`build_model` that mean something to it.
-    input_shape, num_classes: what it is built for when no task says otherwise (as in the paper's memory tables).
+    kinds: the tasks it can be built for.
+    options: keywords of :func:`build_model` that mean something to it.
+    input_shape, num_classes: what it is built for when no task says otherwise (ViTs: as in the paper).
     """
 
     name: str
@@ -51,8 +52,8 @@ MODELS: dict[str, ModelSpec] = {
         _vit("vit-micro", (1, 8, 8), 10),
         *(_vit(name, (3, 224, 224), 1000) for name in ("vit-tiny", "vit-small", "vit-base", "vit-large")),
         ModelSpec(
-            name="cnn-small", summary="two or three stages of convolution, GroupNorm and pooling", kinds=("image",),
-            options=("activation",), input_shape=(3, 32, 32), num_classes=10,
+            name="cnn-small", summary="two or three stages of convolution, GroupNorm and pooling",
+            kinds=("image",), options=("activation",), input_shape=(3, 32, 32), num_classes=10,
         ),
         ModelSpec(
             name="mlp", summary="two hidden layers of 256, on pixels or on the mean word vector",
@@ -94,7 +95,7 @@ def build_model(
         A module whose forward maps ``[B, *input_shape]`` to logits ``[B, num_classes]``.
 
     Raises:
-        ValueError: unknown name, a model that doesn't fit the kind of input, an option that means nothing to it.
+        ValueError: unknown name, a model that isn't for this kind of input, an option that means nothing to it.
     """
     if name not in MODELS:
         near = difflib.get_close_matches(name, MODELS, n=2, cutoff=0.4)

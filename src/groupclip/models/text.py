@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from groupclip.models.transformer import LAYER_NORM_EPS, Block, init_transformer
+from .transformer import LAYER_NORM_EPS, Block, init_transformer
 
 DIM, DEPTH, HEADS = 128, 4, 4
 

@@ -57,7 +57,7 @@ class Block(nn.Module):
 
 
 def init_transformer(module: nn.Module) -> None:
-    """Give linear layers truncated normal weights of deviation 0.02 and zero biases (Dosovitskiy et al. 2021)."""
+    """Truncated normal weights of deviation 0.02 and zero biases for a linear layer (as in timm)."""
     if isinstance(module, nn.Linear):
         nn.init.trunc_normal_(module.weight, std=0.02)
         nn.init.zeros_(module.bias)

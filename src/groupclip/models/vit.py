@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from groupclip.models.transformer import LAYER_NORM_EPS, Block, init_transformer
+from .transformer import LAYER_NORM_EPS, Block, init_transformer
 
 LARGEST_PATCH = 16
 MOST_PATCHES = 1024
@@ -31,15 +31,15 @@ VIT_SHAPES = {
 
 
 def default_patch_size(height: int, width: int) -> int:
-    """The largest patch side, at most 16, that divides both sides and leaves enough patches on the shorter one.
+    """The largest patch side, at most 16, that divides both sides and leaves enough patches on the shorter.
 
     Enough is 7, or half the side for images below 14 pixels: 224 -> 16 (14x14 patches), 32 -> 4 (8x8),
     28 -> 4 (7x7), 8 -> 2 (4x4).
     """
     short = min(height, width)
     enough = max(1, min(7, short // 2))
-    sides = [p for p in range(1, LARGEST_PATCH + 1) if height % p == 0 and width % p == 0 and short // p >= enough]
-    return max(sides, default=1)
+    divisors = [p for p in range(1, LARGEST_PATCH + 1) if height % p == 0 and width % p == 0]
+    return max(p for p in divisors if p == 1 or short // p >= enough)
 
 
 class PatchEmbed(nn.Module):
@@ -76,11 +76,11 @@ class VisionTransformer(nn.Module):
         height, width = image_size
         patch = default_patch_size(height, width) if patch_size is None else patch_size
         if patch < 1 or height % patch or width % patch:
-            raise ValueError(f"patch_size={patch} doesn't divide an image of {height}x{width}; choose a divisor")
+            raise ValueError(f"patch_size={patch} doesn't divide {height}x{width} pixels; choose a divisor")
         patches = (height // patch) * (width // patch)
         if patches > MOST_PATCHES:
             raise ValueError(
-                f"an image of {height}x{width} in patches of {patch} makes {patches} tokens, more than {MOST_PATCHES}; "
+                f"{height}x{width} pixels in patches of {patch} make {patches} tokens, more than {MOST_PATCHES}; "
                 "set image_size to a multiple of 16, or a larger patch_size"
             )
         self.image_size = image_size

@@ -4,7 +4,7 @@
 and never computed from the data, because a statistic of private records is a release that no epsilon covers.
 """
 
-from groupclip.tasks.registry import TASKS, load_task
-from groupclip.tasks.spec import Task, TaskOptions
+from .registry import TASKS, load_task
+from .spec import Task, TaskOptions
 
 __all__ = ["TASKS", "Task", "TaskOptions", "load_task"]

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from torch.utils.data import TensorDataset
 
-from groupclip.tasks.spec import Task, TaskOptions
-from groupclip.tasks.split import SPLIT_RULE, held_out
-from groupclip.tasks.tokenizer import HashTokenizer
+from .spec import Task, TaskOptions
+from .split import SPLIT_RULE, held_out
+from .tokenizer import HashTokenizer
 
 Rows = list[tuple[str, str]]  # (text, label)
 
@@ -21,7 +21,7 @@ def load_csv(path: Path, options: TaskOptions) -> Task:
     """Load labelled texts as int64 token ids ``[T]``, hashed (:mod:`groupclip.tasks.tokenizer`).
 
     Without ``options.test``, one row in five is held out by a hash of its text, so equal texts stay together.
-    Without ``options.classes``, the distinct labels in the files, sorted, are the classes and taken as public.
+    Without ``options.classes``, the distinct labels in the files, sorted, are the classes, taken as public.
 
     Raises:
         FileNotFoundError: no such file.
@@ -40,18 +40,18 @@ def load_csv(path: Path, options: TaskOptions) -> Task:
         train = [row for row in rows if not held_out(row[0])]
         test = [row for row in rows if held_out(row[0])]
         if not train or not test:
-            raise ValueError(f"{path} has {len(rows)} row(s): too few to hold out one in five; give option test=PATH")
+            raise ValueError(f"{path} has {len(rows)} row(s), too few to hold out one in five; set option test")
     else:
         train, test = rows, _read(Path(options.test), text_column, label_column)
     public = None if options.public is None else _read(Path(options.public), text_column, label_column)
 
     classes = options.classes or tuple(sorted({label for _, label in train + test}))
     if len(classes) < 2:
-        raise ValueError(f"{path}: column '{label_column}' has one label, {list(classes)}; at least two are needed")
+        raise ValueError(f"{path}: column '{label_column}' has one label, {list(classes)}; two are the least")
     number = {label: place for place, label in enumerate(classes)}
     for _, label in train + test + (public or []):
         if label not in number:
-            raise ValueError(f"label {label!r} is none of the classes {list(classes)}; add it to option classes")
+            raise ValueError(f"label {label!r} is none of the classes {list(classes)}; list it in option classes")
 
     def records(part: Rows) -> TensorDataset:
         ids = tokenizer.encode([text for text, _ in part])
@@ -83,8 +83,8 @@ def load_csv(path: Path, options: TaskOptions) -> Task:
 def _read(path: Path, text_column: str, label_column: str) -> Rows:
     if not path.is_file():
         raise FileNotFoundError(
-            f"task 'csv': there is no file {path}. It should be a CSV file with a header that names the columns "
-            f"'{text_column}' and '{label_column}'"
+            f"task 'csv': there is no file {path}. It should be a CSV file with a header that names "
+            f"the columns '{text_column}' and '{label_column}'"
         )
     delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
     rows: Rows = []
@@ -100,14 +100,14 @@ def _read(path: Path, text_column: str, label_column: str) -> Rows:
                     continue  # a blank line, as at the end of many files
                 if len(row) != len(header):
                     raise ValueError(
-                        f"{path}, line {reader.line_num}: {len(row)} fields where the header has {len(header)}; "
+                        f"{path}, line {reader.line_num}: {len(row)} fields, but {len(header)} in the header; "
                         "put texts that hold a separator or a line break in double quotes"
                     )
                 if not row[label_at].strip():
-                    raise ValueError(f"{path}, line {reader.line_num}: no label; fill it in or take the row out")
+                    raise ValueError(f"{path}, line {reader.line_num}: no label; add it or take the row out")
                 rows.append((row[text_at], row[label_at].strip()))
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from error
+        raise ValueError(f"{path} is not UTF-8 ({error.reason}); save it as UTF-8") from error
     except csv.Error as error:
         raise ValueError(f"{path} is no well-formed CSV file: {error}") from error
     if not rows:
@@ -119,6 +119,7 @@ def _column(path: Path, header: list[str], name: str) -> int:
     if header.count(name) != 1:
         found = "no" if name not in header else "more than one"
         raise ValueError(
-            f"{path} has {found} column '{name}'; its columns are {header}. Choose with text_column and label_column"
+            f"{path} has {found} column '{name}'; its columns are {header}. "
+            "Set text_column and label_column"
         )
     return header.index(name)

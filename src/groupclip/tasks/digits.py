@@ -3,8 +3,8 @@
 import torch
 from torch.utils.data import TensorDataset
 
-from groupclip.tasks.spec import Task
-from groupclip.tasks.split import TEST_SHARE, order
+from .spec import Task
+from .split import TEST_SHARE, order
 
 
 def load_digits() -> Task:

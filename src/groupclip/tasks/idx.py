@@ -20,20 +20,20 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: not IDX, another type or number of dimensions, or a length that the header doesn't announce.
+        ValueError: not IDX, another type or number of dimensions, or a length that isn't the header's.
     """
     raw = path.read_bytes()
     if raw[:2] == b"\x1f\x8b":
         try:
             raw = gzip.decompress(raw)
         except (EOFError, OSError, zlib.error) as error:
-            raise ValueError(f"{path}: the gzip data is damaged or cut off ({error}); fetch it again") from error
+            raise ValueError(f"{path}: the gzip data is damaged or cut off: {error}") from error
     if len(raw) < 4 or raw[:2] != b"\0\0":
         raise ValueError(f"{path} is no IDX file: it starts with {raw[:4].hex() or 'nothing'}, not with 0000")
     if raw[2] != UNSIGNED_BYTE:
-        raise ValueError(f"{path} holds IDX type 0x{raw[2]:02x}; only unsigned bytes (0x08) are images or labels")
+        raise ValueError(f"{path} holds IDX type 0x{raw[2]:02x}; images and labels are unsigned bytes (0x08)")
     if raw[3] != dimensions:
-        raise ValueError(f"{path} has {raw[3]} dimensions where {dimensions} were expected; are two files swapped?")
+        raise ValueError(f"{path} has {raw[3]} dimensions, not {dimensions}; are two files swapped?")
     start = 4 + 4 * dimensions
     if len(raw) < start:
         raise ValueError(f"{path} is cut off inside its header; fetch it again")

@@ -10,15 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from groupclip.tasks.spec import ImageFiles, Task, TaskOptions
-from groupclip.tasks.split import SPLIT_RULE, held_out
+from .spec import ImageFiles, Task, TaskOptions
+from .split import SPLIT_RULE, held_out
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 DEFAULT_SIZE = 32
 
 
 def load_imagefolder(path: Path, options: TaskOptions) -> Task:
-    """Load ``path/CLASS/*.png`` (split by :mod:`groupclip.tasks.split`) or ``path/train/CLASS`` and ``path/test/CLASS``.
+    """Load ``path/CLASS/*.png``, or ``path/train/CLASS/*.png`` and ``path/test/CLASS/*.png``.
+
+    Without the two folders :mod:`groupclip.tasks.split` decides what is held out.
 
     Images become RGB, resized to ``image_size`` squared, ``(x - 127.5) / 127.5``. Every file is opened once
     here, so a file that is no image is found before the training starts.
@@ -29,8 +31,8 @@ def load_imagefolder(path: Path, options: TaskOptions) -> Task:
     """
     if not path.is_dir():
         raise FileNotFoundError(
-            f"task 'imagefolder': {path} is no folder. It should hold one sub-folder of images for each class, "
-            "or 'train' and 'test' with such sub-folders"
+            f"task 'imagefolder': {path} is no folder. It should hold one sub-folder of images for each "
+            "class, or 'train' and 'test' with such sub-folders"
         )
     size = DEFAULT_SIZE if options.image_size is None else options.image_size
     if size < 1:
@@ -39,9 +41,9 @@ def load_imagefolder(path: Path, options: TaskOptions) -> Task:
         raise ValueError(f"{path} has only one of the folders 'train' and 'test'; give both, or neither")
     presplit = (path / "train").is_dir()
     root = path / "train" if presplit else path
-    classes = options.classes or tuple(sorted(p.name for p in root.iterdir() if p.is_dir() and p.name[0] != "."))
+    classes = options.classes or _subfolders(root)
     if len(classes) < 2:
-        raise ValueError(f"{root} has {len(classes)} class folder(s) {list(classes)}; at least two are needed")
+        raise ValueError(f"{root} has {len(classes)} class folder(s) {list(classes)}; two are the least")
 
     found = _find(root, classes)
     if presplit:
@@ -51,7 +53,9 @@ def load_imagefolder(path: Path, options: TaskOptions) -> Task:
         train = [item for item, mark in zip(found, marks, strict=True) if not mark]
         test = [item for item, mark in zip(found, marks, strict=True) if mark]
         if not train or not test:
-            raise ValueError(f"{path} has {len(found)} images: too few to hold out one in five; add 'train' and 'test'")
+            raise ValueError(
+                f"{path} has {len(found)} image(s), too few to hold out one in five; make folders 'train' and 'test'"
+            )
     public = None if options.public is None else _records(_find(Path(options.public), classes), size)
     return Task(
         name="imagefolder",
@@ -82,9 +86,13 @@ def decode(path: Path, size: int) -> Tensor:
         with Image.open(path) as image:
             image = image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
     except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ValueError(f"{path} can't be decoded as an image ({error}); repair it or take it out") from error
+        raise ValueError(f"{path} can't be decoded as an image: {error}. Repair it or take it out") from error
     pixels = np.array(image, dtype=np.float32)  # [H, W, 3]
     return torch.from_numpy(pixels).sub_(127.5).div_(127.5).permute(2, 0, 1).contiguous()
+
+
+def _subfolders(root: Path) -> tuple[str, ...]:
+    return tuple(sorted(p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")))
 
 
 def _find(root: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
@@ -96,18 +104,18 @@ def _find(root: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
         folder = root / name
         if not folder.is_dir():
             raise ValueError(f"{root} has no folder '{name}', which is one of the classes {list(classes)}")
-        files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
+        files = sorted(f for f in folder.rglob("*") if f.suffix.lower() in SUFFIXES and f.is_file())
         if not files:
             raise ValueError(f"{folder} holds no image file ({', '.join(SUFFIXES)})")
         found.extend((file, label) for file in files)
-    if unknown := sorted(p.name for p in root.iterdir() if p.is_dir() and p.name[0] != "." and p.name not in classes):
+    if unknown := [name for name in _subfolders(root) if name not in classes]:
         raise ValueError(f"{root} has the folder '{unknown[0]}', which is none of the classes {list(classes)}")
     for file, _ in found:
         try:
             with Image.open(file) as image:
                 image.verify()
         except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
-            raise ValueError(f"{file} can't be read as an image ({error}); repair it or take it out") from error
+            raise ValueError(f"{file} can't be read as an image: {error}. Repair it or take it out") from error
     return found
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-from groupclip.tasks.idx import read_idx
-from groupclip.tasks.spec import Task
+from .idx import read_idx
+from .spec import Task
 
 IDX_STEMS = (
     "train-images-idx3-ubyte",
@@ -62,7 +62,7 @@ def load_mnist(published: Published, path: Path) -> Task:
     x, y, x_test, y_test = _read_npz(path) if path.is_file() else _read_folder(published, path)
     train, test = _records(path, "training", x, y), _records(path, "test", x_test, y_test)
     if x.shape[1:] != x_test.shape[1:]:
-        raise ValueError(f"{path}: training images are {x.shape[1:]} and test images {x_test.shape[1:]} pixels")
+        raise ValueError(f"{path}: training images have {x.shape[1:]} pixels, test images {x_test.shape[1:]}")
     return Task(
         name=published.name,
         kind="image",
@@ -95,7 +95,7 @@ def _read_folder(published: Published, path: Path) -> list[np.ndarray]:
     for stem in IDX_STEMS:
         found = [file for file in (path / stem, path / f"{stem}.gz") if file.is_file()]
         if not found:
-            raise FileNotFoundError(f"task '{published.name}': {path} has no {stem} or {stem}.gz. {help_text}")
+            raise FileNotFoundError(f"task '{published.name}': {path} has no {stem}[.gz]. {help_text}")
         arrays.append(read_idx(found[0], dimensions=3 if "images" in stem else 1))
     return arrays
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import difflib
 from pathlib import Path
 
-from groupclip.tasks.csvtext import load_csv
-from groupclip.tasks.digits import load_digits
-from groupclip.tasks.imagefolder import load_imagefolder
-from groupclip.tasks.mnist import FASHION_MNIST, MNIST, load_mnist
-from groupclip.tasks.spec import Task, TaskOptions
+from .csvtext import load_csv
+from .digits import load_digits
+from .imagefolder import load_imagefolder
+from .mnist import FASHION_MNIST, MNIST, load_mnist
+from .spec import Task, TaskOptions
 
 # name -> the options that mean something to it
 TASKS: dict[str, tuple[str, ...]] = {
@@ -22,7 +22,7 @@ TASKS: dict[str, tuple[str, ...]] = {
 
 
 def load_task(name: str, data: str | Path | None = None, options: TaskOptions | None = None) -> Task:
-    """Load a task by name; ``mnist``, ``fashion-mnist``, ``imagefolder`` and ``csv`` need the path of their data.
+    """Load a task by name; all but ``digits`` need the path of their data.
 
     The path stands after a colon (``csv:reviews.csv``) or in ``data``.
 
@@ -36,16 +36,17 @@ def load_task(name: str, data: str | Path | None = None, options: TaskOptions | 
     if kind not in TASKS:
         near = difflib.get_close_matches(kind, TASKS, n=1)
         hint = f"did you mean '{near[0]}'? " if near else ""
-        raise ValueError(f"unknown task '{kind}'; {hint}Tasks: digits, mnist, fashion-mnist, imagefolder:PATH, csv:PATH")
+        known = "digits, mnist:PATH, fashion-mnist:PATH, imagefolder:PATH, csv:PATH"
+        raise ValueError(f"unknown task '{kind}'; {hint}Tasks: {known}")
     if idle := [option for option in options.given() if option not in TASKS[kind]]:
         usable = ", ".join(TASKS[kind]) or "none"
         raise ValueError(f"option {idle[0]} means nothing to task '{kind}'; its options: {usable}")
     if colon and data is not None:
-        raise ValueError(f"task '{name}' has a path already, and data={str(data)!r} is another; give one of them")
+        raise ValueError(f"task '{name}' has a path already, and data={str(data)!r} is another; give one")
     path = after if colon else data
     if kind == "digits":
         if path is not None:
-            raise ValueError(f"task 'digits' ships with scikit-learn and takes no path, but got {str(path)!r}")
+            raise ValueError(f"task 'digits' ships with scikit-learn and takes no path, not {str(path)!r}")
         return load_digits()
     if not path:
         raise ValueError(f"task '{kind}' needs the path of its data: write '{kind}:PATH'")

@@ -49,7 +49,7 @@ class ImageFiles(Dataset[tuple[Tensor, Tensor]]):
         return len(self.paths)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        from groupclip.tasks.imagefolder import decode
+        from .imagefolder import decode
 
         return decode(self.paths[index], self.size), torch.tensor(self.labels[index])
 
@@ -66,7 +66,7 @@ class Task:
     public: records that need no protection at all (fit for a live loss curve), or None.
     input_shape: of one input, (C, H, W) for images or (T,) for token ids.
     vocabulary: number of token ids (0 is padding) for text, else None.
-    description: JSON-able facts for reports; holds no path and no statistic of the records except their number.
+    description: JSON-able facts for reports: no path, no statistic of the records but their number.
     """
 
     name: str
