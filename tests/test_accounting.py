@@ -61,7 +61,7 @@ def test_reported_lies_between_the_optimistic_pld_and_rdp(q, sigma, steps, delta
 @pytest.mark.parametrize(("q", "sigma", "steps", "delta"), [point for point in GRID if point[2] <= 1_000])
 def test_pld_agrees_with_dp_accounting_called_directly(q, sigma, steps, delta):
     direct = pld.PLDAccountant(RELATION, value_discretization_interval=1e-4).compose(event(q, sigma, steps))
-    assert bounds(q, sigma, steps, delta).pld == pytest.approx(direct.get_epsilon(delta), rel=2e-3)
+    assert bounds(q, sigma, steps, delta).pld == pytest.approx(direct.get_epsilon(delta), rel=4e-3)
     epsilon = direct.get_epsilon(1e-5)
     ours = accounting.delta_bounds(q, sigma, steps, epsilon, steps).value
     assert ours == pytest.approx(direct.get_delta(epsilon), rel=2e-2)
