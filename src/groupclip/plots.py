@@ -20,6 +20,7 @@ _STYLE: dict[Any, Any] = {
     "axes.spines.right": False,
     "axes.edgecolor": _GREY,
     "axes.grid": True,
+    "axes.axisbelow": True,
     "grid.color": "#e3e6ea",
     "axes.titlesize": 10.0,
     "axes.titlelocation": "left",
@@ -81,7 +82,8 @@ def noisy_norms(curves: Mapping[str, Curve], noise: Mapping[str, float]) -> str:
         title = "Norm of the noisy gradient; dotted: noise alone"
         axes.set(title=title + (f" ({rest} more groups not drawn)" if rest > 0 else ""), xlabel="step")
         axes.set_ylim(bottom=0)
-        axes.legend(frameon=False, fontsize=8, ncols=2)
+        if any(curves.values()):
+            axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
         return _svg(figure)
 
 

@@ -15,19 +15,20 @@ from typing import Any
 
 from . import plots
 from .partition import Partition
+from .wording import figure
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunReport:
     """The facts of one run.
 
-    statement: the guarantee in words. rows: of ``metrics.jsonl``. lost: (first, last) charged steps whose
+    statement: (heading, words) of the guarantee. rows: of ``metrics.jsonl``. lost: (first, last) charged steps whose
     updates a crash lost. noise_std: of the noise on every coordinate of the SUM of clipped gradients, before
     the division by the expected batch size. test_accuracy: None if it was never measured.
     """
 
     title: str
-    statement: str
+    statement: Sequence[tuple[str, str]]
     epsilon: float
     delta: float
     planned_epsilon: float
@@ -54,12 +55,12 @@ def html_report(run: RunReport) -> str:
         f"<h1>{escape(run.title)}</h1>",
         '<div class="figures">',
         _headline(accuracy, "accuracy on held-out records"),
-        _headline(f"{run.epsilon:.3f}", f"epsilon at delta {run.delta:g}"),
+        _headline(figure(run.epsilon), f"epsilon at delta {run.delta:g}"),
         _headline(str(run.steps), "steps charged"),
         _headline(str(len(run.partition)), f"groups ({run.partition.style})"),
         "</div>",
         "<h2>Privacy</h2>",
-        "".join(f"<p>{escape(text)}</p>" for text in run.statement.split("\n\n")),
+        *(f"<p><b>{escape(heading)}.</b> {escape(words)}</p>" for heading, words in run.statement),
         *_lost(run),
         "<h2>Course</h2>",
         _image(_course(run), "accuracy on held-out records, and epsilon, over the steps"),
@@ -158,14 +159,28 @@ def _image(svg: str, meaning: str) -> str:
 
 
 _PAGE = """<!DOCTYPE html>
-<html lang="en"> <head> <meta charset="utf-8"> <meta name="viewport" content="width=device-width,
-initial-scale=1"> <title>{title}</title> <style> body {{ font: 15px/1.5 system-ui, sans-serif; color:
-#1d2430; max-width: 52rem; margin: 2rem auto; padding: 0 1rem; }} h1 {{ font-size: 1.5rem; }} h2 {{
-font-size: 1.1rem; margin-top: 2.2rem; border-bottom: 1px solid #d5dae1; padding-bottom: .2rem; }} .figures
-{{ display: flex; flex-wrap: wrap; gap: 1rem 2.5rem; }} .figures strong {{ display: block; font-size: 1.6rem;
-font-weight: 600; }} .figures span {{ color: #596273; }} img {{ width: 100%; height: auto; }} table {{
-border-collapse: collapse; }} th, td {{ text-align: left; vertical-align: top; padding: .15rem 1.2rem .15rem
-0; }} table th {{ font-weight: 500; color: #596273; white-space: nowrap; }} .numbers td:not(:first-child),
-.numbers th:not(:first-child) {{ text-align: right; font-variant-numeric: tabular-nums; }} </style> </head>
-<body> {body} </body> </html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>
+body {{ font: 15px/1.5 system-ui, sans-serif; color: #1d2430; }}
+body {{ max-width: 52rem; margin: 2rem auto; padding: 0 1rem; }}
+h1 {{ font-size: 1.5rem; }}
+h2 {{ font-size: 1.1rem; margin-top: 2.2rem; padding-bottom: .2rem; border-bottom: 1px solid #d5dae1; }}
+.figures {{ display: flex; flex-wrap: wrap; gap: 1rem 2.5rem; }}
+.figures strong {{ display: block; font-size: 1.6rem; font-weight: 600; }}
+.figures span {{ color: #596273; }}
+img {{ width: 100%; height: auto; }}
+table {{ border-collapse: collapse; }}
+th, td {{ text-align: left; vertical-align: top; padding: .15rem 1.2rem .15rem 0; }}
+table th {{ font-weight: 500; color: #596273; white-space: nowrap; }}
+.numbers td + td, .numbers th + th {{ text-align: right; font-variant-numeric: tabular-nums; }}
+</style>
+</head>
+<body>
+{body}
+</body>
+</html>
 """

@@ -52,7 +52,7 @@ def test_numbers_written_without_a_dot_are_numbers(tmp_path):
     assert checked_request(read_yaml(path)) == {"delta": 1e-5, "lr": 2e-3, "thresholds": [0.1, 1.0]}
 
 
-@pytest.mark.parametrize("text", ["- a\n- b\n", "", "a: [1\n", "\x00"])
+@pytest.mark.parametrize("text", ["- a\n- b\n", "", "a: [1\n", "\N{NULL}"])
 def test_a_file_that_holds_no_settings_is_refused(tmp_path, text):
     path = tmp_path / "run.yaml"
     path.write_text(text)

@@ -36,9 +36,8 @@ for command in (train, calibrate, epsilon):
 def run(arguments: Sequence[str]) -> int:
     """Run one command line; returns its exit code. GROUPCLIP_TRACEBACK=1 shows where an error came from."""
     try:
-        app.main(args=list(arguments), prog_name="groupclip", standalone_mode=False)
-    except click.exceptions.Exit as end:
-        return end.exit_code
+        # click gives the code of an Exit back here, and what a command returns, which is nothing, otherwise
+        code = app.main(args=list(arguments), prog_name="groupclip", standalone_mode=False)
     except click.ClickException as error:
         error.show()
         return error.exit_code
@@ -50,4 +49,4 @@ def run(arguments: Sequence[str]) -> int:
             raise
         click.echo(f"groupclip: {error}", err=True)
         return FAILED
-    return 0
+    return code or 0

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from ..run import Beginning
+from ..wording import figure
 from .signals import StopOnSignal
 
 
@@ -24,7 +25,7 @@ class Terminal:
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
             TextColumn("steps"),
-            TextColumn("epsilon {task.fields[epsilon]:.3f} of {task.fields[planned]:g}"),
+            TextColumn("epsilon {task.fields[epsilon]} of {task.fields[planned]:g}"),
             TimeRemainingColumn(),
             TextColumn("{task.fields[seen]}"),
             console=console,
@@ -57,7 +58,7 @@ class Terminal:
             "training",
             total=config.steps,
             completed=beginning.done,
-            epsilon=0.0,
+            epsilon="0",
             planned=config.epsilon,
             seen="",
         )
@@ -68,9 +69,9 @@ class Terminal:
             loss = f", public loss {row['public_loss']:.3f}" if "public_loss" in row else ""
             self._seen = f"test accuracy {row['test_accuracy']:.1%}{loss}"
             if self._bar.disable:
-                self._say(f"step {row['step']}/{self._steps}  epsilon {row['epsilon']:.3f}  {self._seen}")
+                self._say(f"step {row['step']}/{self._steps}  epsilon {figure(row['epsilon'])}  {self._seen}")
         self._bar.update(
-            self._task, completed=row["step"], epsilon=row["epsilon"], seen=self._seen or _noisy(row)
+            self._task, completed=row["step"], epsilon=figure(row["epsilon"]), seen=self._seen or _noisy(row)
         )
 
     def stop_requested(self) -> bool:

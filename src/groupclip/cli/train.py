@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 
 from .. import run
+from ..wording import figure
 from .arguments import arguments_at_fault, parse_options, parse_thresholds, print_json
 from .progress import Terminal
 from .signals import StopOnSignal
@@ -134,11 +135,11 @@ def _request(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str,
     return {**{k: v for k, v in settings.items() if k not in dropped}, **flags}
 
 
-def _summarise(outcome: Any) -> None:
+def _summarise(outcome: run.Outcome) -> None:
     if outcome.test_accuracy is not None:
         click.echo(f"test accuracy  {outcome.test_accuracy:.1%} on held-out records")
     click.echo(
-        f"privacy        epsilon {outcome.epsilon:.3f} at delta {outcome.delta:g}, after {outcome.steps} "
+        f"privacy        epsilon {figure(outcome.epsilon)} at delta {outcome.delta:g}, after {outcome.steps} "
         "steps"
     )
     click.echo(f"release        {outcome.release}")

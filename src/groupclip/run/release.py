@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ..report import RunReport, html_report
+from ..statement import PrivacyRecord, model_card
 from ..tasks import Task
+from ..wording import paragraphs
 from .build import Trainer
 from .checkpoint import Progress, plain_tensor
 from .config import PATH_OPTIONS, RunConfig
@@ -30,8 +32,6 @@ def write_release(
     """
     from safetensors.torch import save as serialise
 
-    from ..statement import model_card
-
     made = release.with_name(f".release.{os.getpid()}.tmp")
     shutil.rmtree(made, ignore_errors=True)
     made.mkdir()
@@ -39,16 +39,47 @@ def write_release(
         record = trainer.engine.record(delta=config.delta)
         weights = {name: plain_tensor(value) for name, value in trainer.model.state_dict().items()}
         write_atomically(made / "model.safetensors", serialise(weights, {"format": "pt"}))
-        facts = {**record.to_dict(), "plan_hash": trainer.mechanism.plan_hash}
-        write_atomically(made / "privacy.json", _json(facts))
+        write_atomically(made / "privacy.json", _json(record.to_dict()))
         write_atomically(made / "config.json", _json(model_settings(config, task)))
-        write_atomically(made / "README.md", model_card(record))
+        write_atomically(made / "README.md", _card(config, task, record, evaluation))
         if release.exists():
             shutil.rmtree(release)
         os.replace(made, release)
         sync_folder(release.parent)
     finally:
         shutil.rmtree(made, ignore_errors=True)
+
+
+def _card(config: RunConfig, task: Task, record: PrivacyRecord, evaluation: Evaluation | None) -> str:
+    """The model card. Everything said of the records is their task's public description."""
+    sections = {"Data": "\n".join(f"- {name}: {value}" for name, value in task.description.items())}
+    if evaluation is not None:
+        sections["Evaluation"] = (
+            f"Accuracy {evaluation.test_accuracy:.1%} on {len(task.test):,} held-out records, which the guarantee doesn't "
+            "cover: they are treated as public. Nothing was measured on the training records."
+        )
+    sections["Use"] = _USE
+    return model_card(
+        record,
+        title=f"{config.model} on {task.name}",
+        introduction=f"A classifier with {task.num_classes} classes, trained from scratch with differential privacy.",
+        tags=[f"{task.kind}-classification"],
+        sections=sections,
+    )
+
+
+_USE = """```python
+import json
+from groupclip.models import build_model
+from safetensors.torch import load_file
+
+facts = json.load(open("config.json"))
+model = build_model(
+    facts["model"], input_shape=tuple(facts["input_shape"]), num_classes=len(facts["classes"]),
+    vocabulary=facts["vocabulary"], **facts["model_options"],
+)
+model.load_state_dict(load_file("model.safetensors"))
+```"""
 
 
 def write_report(
@@ -65,7 +96,7 @@ def write_report(
     assert trainer.engine.ledger is not None
     report = RunReport(
         title=f"{config.model} on {task.name}, trained with differential privacy",
-        statement=record.text(),
+        statement=paragraphs(record),
         epsilon=trainer.engine.epsilon(delta=config.delta),
         delta=config.delta,
         planned_epsilon=config.epsilon,
