@@ -8,24 +8,36 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.optim import Optimizer
 
 from .errors import CoverageError, GroupClipError, PrivacyViolation
 from .mechanism import Mechanism
 from .private import PrivateParameter
-from .rules.normalisation import BATCH_STATISTICS
+from .rules.normalisation import BATCH_STATISTICS, RUNNING_STATISTICS
 
 
 def refuse_batch_statistics(module: nn.Module, _: Any) -> None:
-    assert isinstance(module, _BatchNorm)
-    if torch.is_grad_enabled() and (module.training or module.running_mean is None):
-        raise PrivacyViolation(f"{type(module).__name__}: {BATCH_STATISTICS}")
+    """Forward pre-hook on normalisation layers: they may be put in training mode after attach."""
+    problem = statistics_problem(module)
+    if problem is not None and torch.is_grad_enabled():
+        raise PrivacyViolation(f"{type(module).__name__}: {problem}")
+
+
+def statistics_problem(module: nn.Module) -> str | None:
+    """Why a layer that keeps statistics of the data can't train privately as it is; None if it can."""
+    if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
+        return BATCH_STATISTICS
+    if isinstance(module, _InstanceNorm) and module.training and module.track_running_stats:
+        return RUNNING_STATISTICS
+    return None
 
 
 def check_modules(model: nn.Module) -> None:
     for name, module in model.named_modules():
-        if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
-            raise PrivacyViolation(f"module {name!r} is {type(module).__name__} in training mode: {BATCH_STATISTICS}")
+        problem = statistics_problem(module)
+        if problem is not None:
+            raise PrivacyViolation(f"module {name!r} is {type(module).__name__} in training mode: {problem}")
 
 
 def check_arguments(loss_reduction: str, mechanism: Mechanism | None, optimizer: Optimizer | None) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.optim import Optimizer
 
 from . import rules as rules  # registers every rule
@@ -30,7 +31,7 @@ from .admission import (
 from .clipping import ClipFunction, clip_function
 from .errors import CoverageError, GroupClipError, PrivacyViolation
 from .gate import Group, Slot
-from .layout import learn_layout
+from .layout import learn
 from .ledger import Ledger
 from .mechanism import Mechanism
 from .noise import NoiseSource, SecureNoise
@@ -108,7 +109,7 @@ class Engine:
         self._norms: dict[str, Tensor] = {}
         self._samples = 0  # backpropagated since the last step: secret
         self._broken = False  # a backward pass failed half-way: p.grad holds a part of it
-        self._knows_layout = False
+        self._lessons = 0
         self._stepped: dict[str, tuple[Tensor, int]] = {}  # private gradients that zero_grad has not cleared yet
         self._tape = Tape(self.clip, loss_reduction, self._norms.__setitem__)
         self._groups = self._open_groups(named)
@@ -119,9 +120,8 @@ class Engine:
             model.register_forward_hook(watch.after, with_kwargs=True, always_call=True),
         ]
         self._handles += [slot.param.register_hook(slot.witness) for slot in self._slots]
-        self._handles += [
-            m.register_forward_pre_hook(refuse_batch_statistics) for m in model.modules() if isinstance(m, _BatchNorm)
-        ]
+        keepers = [m for m in model.modules() if isinstance(m, (_BatchNorm, _InstanceNorm))]
+        self._handles += [m.register_forward_pre_hook(refuse_batch_statistics) for m in keepers]
         if optimizer is not None:
             self._handles.append(optimizer.register_step_pre_hook(self._before_step))
             self._handles.append(optimizer.register_step_post_hook(self._after_step))
@@ -245,12 +245,34 @@ class Engine:
         self._show_private()  # also after a step that failed half-way
         if torch.is_grad_enabled():
             self._check_coverage()
-        if not self._knows_layout and torch.is_grad_enabled() and not in_backward():
-            self._knows_layout = True
-            learn_layout(self.model, self._tape, args, kwargs)
-            for group in self._groups:
-                group.drop_gate()
+            if not self._tape.layouts.complete and self._lessons < _LESSONS and not in_backward():
+                self._learn(args, kwargs)
         self._tape.begin_forward((args, kwargs))
+
+    def _learn(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """See :mod:`groupclip.layout`: a pass over two samples shows where samples lie."""
+        self._lessons += 1
+
+        def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self._tape.begin_forward((args, kwargs))
+            try:
+                self.model.forward(*args, **kwargs)
+            finally:
+                self._tape.end_forward()
+                self._tape.inputs.forget()
+                for group in self._groups:
+                    group.drop_gate()
+
+        open_gates = [group.gate for group in self._groups]  # of a pass whose backward is to come
+        for group in self._groups:
+            group.gate = None
+        batch = self._tape.batch
+        try:
+            learn(self.model, self._tape.layouts, run, args, kwargs)
+        finally:
+            self._tape.batch = batch
+            for group, gate in zip(self._groups, open_gates, strict=True):
+                group.gate = gate
 
     def _check_coverage(self) -> None:
         """Refuse a parameter that became trainable, or came into the model, after attach."""
@@ -423,6 +445,9 @@ class Engine:
             )
         return self.ledger
 
+
+#: A model whose control flow differs from pass to pass may meet new places for a while; then it has been shown enough.
+_LESSONS = 8
 
 _BROKEN = (
     "an earlier backward pass of this logical batch failed half-way, so p.grad holds a part of its samples; call "

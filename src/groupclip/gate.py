@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,14 +32,6 @@ _FIRST = 2**63
 
 
 @dataclass(eq=False)
-class Layout:
-    """What uses of a parameter have shown of where samples lie: in dimension 0, and elsewhere."""
-
-    samples_first: bool = False
-    samples_elsewhere: bool = False
-
-
-@dataclass(eq=False)
 class Slot:
     """One private parameter: its name, its group, and the gradient that the gate has just handed to autograd."""
 
@@ -48,7 +40,6 @@ class Slot:
     group: Group
     method: str
     delivered: Tensor | None = None
-    layout: Layout = field(default_factory=Layout)
 
     def witness(self, grad: Tensor) -> None:
         """Hook on the parameter: nothing but the gate's clipped sum may become its gradient."""

@@ -1,52 +1,228 @@
-"""Learning where samples lie, from one pass over a single sample.
+"""Where the samples lie in each tensor that meets a parameter: learnt by changing one sample, not guessed from shapes.
 
-With as many positions as samples, ``[B, T, d]`` and ``[T, B, d]`` look alike. A pass over one sample tells them apart
-for every use of every parameter (``[1, T, d]`` or ``[T, 1, d]``), so the engine makes one before the first.
+``[B, T, d]`` and ``[T, B, d]`` look alike when T = B; ``[2B, d]`` may hold two rows of each sample, one after the other
+(sample-major) or view by view (sample-minor); a constant table may be as long as the batch. Read wrongly, rows would
+be clipped as if they were samples. So before its first pass the engine runs the model twice on two samples, the second
+time with the second sample changed, and compares what every parameter meets: the entries that changed are sample 1's.
 """
 
 from __future__ import annotations
 
+import enum
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .batch import replaced, tensors_in
-from .tape import Tape
+
+#: What was assumed wrongly in one round may hide places until the next (a constant that turns out to be derived).
+_ROUNDS = 4
 
 _log = logging.getLogger("groupclip")
 
 
-def learn_layout(model: nn.Module, tape: Tape, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Run ``model`` on the first sample of its inputs, and forget the result.
+class Axis(enum.Enum):
+    """Where the samples are in a tensor."""
 
-    Random number generators and buffers are left as they were. A model that can't run on one sample is no error: uses
-    whose layout stays unknown are then computed the slow way when shapes can't tell.
+    MAJOR = "dimension 0: all rows of sample 0, then all of sample 1, .."
+    MINOR = "dimension 0: the first row of every sample, then the second of every sample, .."
+    SECOND = "dimension 1"
+    CONSTANT = "nowhere: the same for every batch"
+    MIXED = "not along one dimension"
+
+    def fits(self, shape: torch.Size, batch: int) -> bool:
+        """Whether a tensor of this shape can hold ``batch`` samples so."""
+        if self in (Axis.MAJOR, Axis.MINOR):
+            return len(shape) > 0 and (shape[0] == batch or (0 < batch <= shape[0] and shape[0] % batch == 0))
+        return self is Axis.SECOND and len(shape) > 1 and shape[1] == batch
+
+    def split(self, x: Tensor, batch: int) -> Tensor:
+        """``x`` as ``[B, k, ..]``: the samples in front, then the k entries along dimension 0 that each has."""
+        if self is Axis.SECOND:
+            return x.movedim(1, 0)
+        share = x.shape[0] // batch if batch else 1
+        if self is Axis.MINOR:
+            return x.reshape(share, batch, *x.shape[1:]).movedim(1, 0)
+        return x.reshape(batch, share, *x.shape[1:])
+
+
+#: A place where a tensor meets a parameter: (parameter, operation, which operand, its number of dimensions).
+Place = tuple[str, Any, int, int]
+
+
+@dataclass
+class Layouts:
+    """What has been learnt, and what a pass under way shows."""
+
+    known: dict[Place, Axis] = field(default_factory=dict)
+    complete: bool = False  # no pass has met an unknown place since the last lesson
+    _seen: dict[Place, list[Tensor]] | None = None
+    _assumed: dict[Place, Axis] = field(default_factory=dict)
+
+    def axis(self, place: Place, x: Tensor, batch: int, from_batch: bool) -> Axis:
+        """Where the samples are in ``x``; MIXED if that isn't certain.
+
+        Args:
+            place: where it meets a parameter.
+            x: the tensor.
+            batch: B.
+            from_batch: it is a view of an input, or gradients are recorded for it: it is no constant.
+        """
+        axis = self.known.get(place)
+        if self._seen is not None:
+            self._seen.setdefault(place, []).append(_fingerprint(x))
+            if axis is None:
+                # Values are right whatever is assumed here; assuming a batch shows the most places in one pass.
+                return self._assumed.setdefault(place, Axis.MAJOR if Axis.MAJOR.fits(x.shape, batch) else Axis.SECOND)
+        if axis is None or (axis is Axis.CONSTANT and from_batch):
+            self.complete = self.complete and axis is not None
+            axis = _by_shape(x, batch, from_batch)
+        if batch == 1 and axis is not Axis.SECOND:
+            return Axis.MAJOR  # whatever it is, it is this sample's
+        return axis if axis is Axis.CONSTANT or axis.fits(x.shape, batch) else Axis.MIXED
+
+    def _learnt(self, first: dict[Place, list[Tensor]], second: dict[Place, list[Tensor]]) -> bool:
+        """Take in what two passes met; whether nothing was assumed wrongly, so that they met all there is."""
+        for place in first.keys() | second.keys():
+            found = _compare(first.get(place, []), second.get(place, []))
+            before = self.known.get(place, found)
+            self.known[place] = found if before in (found, Axis.CONSTANT) else Axis.MIXED
+        right = all(self.known[place] is assumed for place, assumed in self._assumed.items())
+        self._assumed.clear()
+        self.complete = True
+        return right
+
+    @contextmanager
+    def _watch(self) -> Iterator[dict[Place, list[Tensor]]]:
+        self._seen = {}
+        try:
+            yield self._seen
+        finally:
+            self._seen = None
+
+
+def _by_shape(x: Tensor, batch: int, from_batch: bool) -> Axis:
+    """For a place that no lesson has shown: only where the shape leaves no doubt."""
+    if batch == 0 and x.dim() > 0:
+        return Axis.MAJOR if x.shape[0] == 0 else Axis.SECOND
+    first = from_batch and x.dim() > 0 and x.shape[0] == batch
+    return Axis.MAJOR if first and not (x.dim() > 2 and x.shape[1] == batch) else Axis.MIXED
+
+
+def learn(model: nn.Module, layouts: Layouts, run: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Give ``layouts`` a lesson: two passes over two samples of the inputs, one of them changed.
+
+    The model (buffers, attributes, modes) and random number generators are left as they were. A model that can't run
+    on two samples is no error: places that stay unknown go the slow way unless their shape leaves no doubt.
+
+    Args:
+        model: the attached model.
+        run: ``run(args, kwargs)`` makes a forward pass with gradients recorded, and throws it away.
+        args, kwargs: of the forward pass that is about to be made.
     """
     tensors = [t for t in tensors_in((args, kwargs)) if t.dim() > 0]
     if not tensors or tensors[0].shape[0] < 2:
         return
     batch = tensors[0].shape[0]
 
-    def first(value: Any) -> Any:
-        return (
-            value[:1].detach() if isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == batch else value
-        )
+    def pick(one: int) -> tuple[Any, Any]:
+        def change(value: Any) -> Any:
+            if isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == batch:
+                return value.detach()[[0, one]]
+            return value
 
-    one_args, one_kwargs = replaced((args, dict(kwargs)), first)
-    buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
-    devices = {t.device for t in tensors if t.device.type == "cuda"}
-    with torch.random.fork_rng([d.index for d in devices]):
-        tape.begin_forward((one_args, one_kwargs))
-        try:
-            model.forward(*one_args, **one_kwargs)
-        except Exception as error:  # whatever the model may raise: the real pass that follows will raise it too
-            _log.debug("the model can't run on one sample: %s", error)
-        finally:
-            tape.end_forward()
-            tape.inputs.forget()
-    with torch.no_grad():
-        for name, buffer in model.named_buffers():
-            if name in buffers and not torch.equal(buffer, buffers[name]):
-                buffer.copy_(buffers[name])
+        return replaced((args, dict(kwargs)), change)
+
+    lesson = pick(1), pick(2 if batch > 2 else 0)
+    if all(torch.equal(x, y) for x, y in zip(tensors_in(lesson[0]), tensors_in(lesson[1]), strict=True)):
+        return  # the samples are alike: wait for a batch that teaches something
+    devices = sorted({t.device.index for t in tensors if t.device.type == "cuda"})
+    for _ in range(_ROUNDS):
+        seen: list[dict[Place, list[Tensor]]] = []
+        for inputs in lesson:
+            with torch.random.fork_rng(devices), _unchanged(model), layouts._watch() as met:
+                torch.manual_seed(0)
+                try:
+                    run(*inputs)
+                except Exception as error:  # the real pass that follows will raise it too, if it isn't the two samples
+                    _log.debug("the model can't run on two samples: %s", error)
+                    return
+            seen.append(met)
+        if layouts._learnt(seen[0], seen[1]):
+            return
+
+
+def _compare(first: list[Tensor], second: list[Tensor]) -> Axis:
+    """The axis that all uses at one place agree on."""
+    if len(first) != len(second):
+        return Axis.MIXED
+    found = {_changed(x, y) for x, y in zip(first, second, strict=True)}
+    return found.pop() if len(found) == 1 else Axis.MIXED
+
+
+def _changed(x: Tensor, y: Tensor) -> Axis:
+    """From two fingerprints ``[d0, d1]`` of a tensor of two samples, of which the second differs."""
+    if x.shape != y.shape:
+        return Axis.MIXED
+    scale = x.abs().nan_to_num(0, 0, 0).amax() if x.numel() else 0.0
+    same = torch.isclose(x, y, rtol=1e-6, atol=float(scale) * 1e-9, equal_nan=True)
+    if bool(same.all()):
+        return Axis.CONSTANT
+    rows = (~same).any(dim=1).nonzero().flatten().tolist()
+    columns = (~same).any(dim=0).nonzero().flatten().tolist()
+    length, width = x.shape
+    even = length % 2 == 0
+    candidates = []
+    if even and all(r >= length // 2 for r in rows):
+        candidates.append(Axis.MAJOR)
+    if even and length > 2 and all(r % 2 == 1 for r in rows):
+        candidates.append(Axis.MINOR)
+    if width == 2 and columns == [1]:
+        candidates.append(Axis.SECOND)
+    return candidates[0] if len(candidates) == 1 else Axis.MIXED
+
+
+def _fingerprint(x: Tensor) -> Tensor:
+    """``[d0, d1]``: one number for the entries of each index of the first two dimensions."""
+    x = x.detach().double()
+    x = x.reshape(x.shape[0], x.shape[1] if x.dim() > 1 else 1, -1) if x.dim() > 0 else x.reshape(1, 1, 1)
+    weights = torch.cos(torch.arange(x.shape[2], dtype=torch.float64, device=x.device))
+    return x @ weights
+
+
+@contextmanager
+def _unchanged(model: nn.Module) -> Iterator[None]:
+    """Put back buffers and attributes of every module that the pass changes (caches, counters, running statistics)."""
+    states = [(m.__dict__, {k: _copied(v) for k, v in m.__dict__.items()}) for m in model.modules()]
+    buffers = {b: b.detach().clone() for b in model.buffers()}
+    try:
+        yield
+    finally:
+        for attributes, before in states:
+            for name in attributes.keys() - before.keys():
+                del attributes[name]
+            for name, (value, content) in before.items():
+                _restore(value, content)
+                attributes[name] = value
+        with torch.no_grad():
+            for buffer, content in buffers.items():
+                if not torch.equal(buffer, content):
+                    buffer.copy_(content)
+
+
+def _copied(value: Any) -> tuple[Any, Any]:
+    """The value, and its content if it is a plain container (whose identity others may rely on)."""
+    return value, value.copy() if isinstance(value, (dict, list, set)) else None
+
+
+def _restore(value: Any, content: Any) -> None:
+    if isinstance(value, (dict, set)):
+        value.clear()
+        value.update(content)
+    elif isinstance(value, list):
+        value[:] = content

@@ -19,10 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .batch import BatchTensor, instances_in
+from .batch import instances_in, replaced, tensors_in
 from .derived import Derived, derive
 from .errors import CoverageError, UnsupportedOperation
-from .gate import Layout, Slot, Target, tap
+from .gate import Slot, Target, tap
+from .layout import Axis
 from .persample.base import PerSample
 from .persample.pulled import Row
 from .tape import Tape
@@ -100,7 +101,18 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any
                 "backward() on a tensor that was computed without telling samples apart; call engine.backward(losses) with "
                 "the per-sample losses themselves"
             )
+        if not all(tape.knows_batch for p in privates for tape in _tapes(p)):
+            return _fact(func, args, kwargs, privates)
         return _split(Call(func, args, kwargs, privates))
+
+
+def _fact(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], privates: list[Private]) -> Any:
+    """Outside a pass: what carries no gradient (``torch.equal``, ``p.tolist()``) is as good as any; the rest is refused."""
+    own = {id(p): p.detach().requires_grad_(True) for p in privates}
+    result = func(*replaced(args, lambda v: own.get(id(v), v)), **replaced(dict(kwargs), lambda v: own.get(id(v), v)))
+    if any(t.requires_grad for t in tensors_in(result)):
+        next(_tapes(privates[0])).require_batch()
+    return result
 
 
 def _split(call: Call) -> Any:
@@ -154,64 +166,36 @@ class Call:
             return operand.detach()
         return operand
 
-    def activation(self, operand: Any, second: bool) -> Tensor:
-        """The operand as a batch of activations, dimension 0 the sample (or samples times positions).
+    def activation(self, operand: Any, place: int = 0) -> tuple[Tensor, Axis]:
+        """The operand as a batch of activations, and where its samples are.
 
         Args:
             operand: of the operation.
-            second: whether dimension 1 could as well hold the samples (it isn't features or channels).
+            place: which operand it is, if the operation has several that may be activations.
 
         Raises:
-            NotSplit: it doesn't come from the batch, or which dimension is the sample isn't certain.
+            NotSplit: it doesn't come from the batch, or where its samples are isn't certain.
         """
         if isinstance(operand, PrivateTensor):
             rows = operand._derived.rows
             if rows is None:
                 raise NotSplit
-            return rows()
-        if not self.comes_from_batch(operand):
+            return rows(), Axis.MAJOR
+        axis = self.axis(operand, place)
+        if axis in (Axis.CONSTANT, Axis.MIXED):
             raise NotSplit
-        self._require_samples_first(operand, second)
-        return operand
+        return operand, axis
 
-    def _require_samples_first(self, x: Tensor, second: bool) -> None:
-        """Raise :class:`NotSplit` unless dimension 0 holds the samples.
-
-        Where dimension 1 has as many entries as there are samples, shapes can't tell; what passes over batches of another
-        size have shown of the same use can (the engine makes one over a single sample first).
-        """
-        source = self.tape.inputs.source(x)
-        if source is not None and x.dim() > 0 and x.shape[0] == source.shape[0] and x.stride(0) == source.stride(0):
-            return  # the model's own input, or a view of it along the same samples
-        layout, batch = self.layout, self.batch
-        leads = x.dim() > 0 and (x.shape[0] == batch or (0 < batch <= x.shape[0] and x.shape[0] % batch == 0))
-        rival = second and x.dim() > 2 and x.shape[1] == batch
-        if not leads or (rival and x.shape[0] != batch):
-            layout.samples_elsewhere = layout.samples_elsewhere or rival
-            raise NotSplit
-        if not rival:
-            layout.samples_first = layout.samples_first or (second and x.shape[0] == batch)
-        elif layout.samples_elsewhere or not layout.samples_first:
-            raise NotSplit
-
-    @property
-    def layout(self) -> Layout:
-        """What is known of where samples lie in the operations that use these parameters."""
-        private = self.privates[0]
-        if isinstance(private, PrivateTensor):
-            return private._derived.roots[0].slot.layout
-        assert private._slot is not None
-        return private._slot.layout
-
-    def comes_from_batch(self, operand: Any) -> bool:
-        """Whether a tensor comes from the batch (and isn't a constant that is merely as long): see ``batch.py``."""
-        if not isinstance(operand, Tensor) or self.is_private(operand):
-            return False
-        return isinstance(operand, BatchTensor) or operand.requires_grad or self.tape.inputs.source(operand) is not None
-
-    def is_batch(self, operand: Any) -> bool:
-        """Whether a tensor comes from the batch and leads with as many rows as there are samples."""
-        return self.comes_from_batch(operand) and operand.dim() > 0 and operand.shape[0] == self.batch
+    def axis(self, operand: Any, place: int) -> Axis:
+        """Where the samples are in an operand that isn't private."""
+        if self.is_private(operand) or not isinstance(operand, Tensor) or operand.dim() == 0:
+            return Axis.CONSTANT
+        first = self.privates[0]
+        slot = first._derived.roots[0].slot if isinstance(first, PrivateTensor) else first._slot
+        assert slot is not None
+        from_batch = operand.requires_grad or self.tape.inputs.holds(operand)
+        where = (slot.name, self.func, place, operand.dim())
+        return self.tape.layouts.axis(where, operand, self.batch, from_batch)
 
     def aligned_rows(self, operand: Private) -> Tensor:
         """A private operand with one row a sample, that the operation lines up with the batch, as activations."""
@@ -236,14 +220,12 @@ class Call:
 
     def say_slow(self) -> None:
         """Say, once for each operation, that samples of the batch couldn't be told apart here."""
-        if self.name not in _said and any(
-            self.comes_from_batch(t) for t in instances_in((self.args, self.kwargs), Tensor) if t.dim() > 0
-        ):
+        met = any(t.requires_grad and not self.is_private(t) for t in instances_in((self.args, self.kwargs), Tensor))
+        if met and self.name not in _said:
             _said.add(self.name)
             _log.warning(
-                "%s: which dimension of the batch holds the samples isn't certain (it isn't the first, or several are as long as "
-                "the batch), so gradients from here on are computed one sample at a time: exact, and slow. Put the samples first "
-                "(batch_first=True), or choose a micro-batch size that no other dimension has",
+                "%s: the samples don't lie along one dimension of what a parameter meets here, so gradients from here on are "
+                "computed one sample at a time: exact, and slow",
                 self.name,
             )
 
@@ -271,13 +253,6 @@ def _tapes(private: Private) -> Iterator[Tape]:
         )
     else:
         yield private._slot.group.tape
-
-
-def is_private_call(arguments: object) -> bool:
-    """Whether an operation on these arguments concerns a private parameter whose gradients are recorded."""
-    return torch.is_grad_enabled() and any(
-        p.requires_grad for p in instances_in(arguments, (PrivateParameter, PrivateTensor))
-    )
 
 
 __all__ = ["RULES", "Call", "NotSplit", "Private", "PrivateParameter", "PrivateTensor", "dispatch", "targets"]

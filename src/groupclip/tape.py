@@ -13,6 +13,7 @@ from torch import Tensor
 from .batch import Inputs, tensors_in
 from .clipping import ClipFunction
 from .errors import PrivacyViolation
+from .layout import Layouts
 
 LossReduction = Literal["none", "mean", "sum"]
 
@@ -28,6 +29,7 @@ class Tape:
         report: called with (group name, ``[B]`` norms) when a group ends. Not private.
         batch: B of the latest forward pass that records gradients; None before the first.
         inputs: of the forward passes since the last backward.
+        layouts: where the samples lie in what parameters meet.
         permitted: B of the backward pass of ``engine.backward`` that is under way.
         ended: the groups that ended in that backward pass.
     """
@@ -37,6 +39,7 @@ class Tape:
     report: Callable[[str, Tensor], None]
     batch: int | None = None
     inputs: Inputs = field(default_factory=Inputs)
+    layouts: Layouts = field(default_factory=Layouts)
     permitted: int | None = None
     ended: set[str] = field(default_factory=set)
     _inside: bool = False
@@ -52,17 +55,25 @@ class Tape:
                 "pass the batch as a tensor whose first dimension is the sample"
             )
         self.batch, self._inside = tensors[0].shape[0], True
-        self.inputs.mark(tensors)
+        self.inputs.add(tensors)
 
     def end_forward(self) -> None:
         self._inside = False
-        self.inputs.unmark()
+
+    @property
+    def knows_batch(self) -> bool:
+        """Whether uses of parameters are known to be of the batch ``require_batch`` gives.
+
+        After a forward pass, what else is computed before the backward (a penalty on the weights, say) counts for that
+        batch, whose size ``engine.backward`` checks; ``loss.backward`` can't, so there only the forward pass itself counts.
+        """
+        return self.batch is not None and (self.loss_reduction == "none" or self._inside or in_backward())
 
     def require_batch(self) -> int:
         """B, or an error where the model itself was not called."""
         if in_backward() and self.permitted is not None:
             return self.permitted
-        if self.batch is None or (self.loss_reduction != "none" and not self._inside and not in_backward()):
+        if self.batch is None or not self.knows_batch:
             raise PrivacyViolation(
                 "a parameter was used outside a call of the model that was attached, so the number of samples isn't known; "
                 "call the model itself (not one of its parts), put the calls under `with engine.forward_on(inputs):`, or run "

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..layout import Axis
 from ..private import RULES, Call, NotSplit, dispatch
 
 
@@ -29,8 +30,10 @@ def multi_head_attention(
     del embed_dim_to_check
     if static_k is not None or static_v is not None or query.dim() != 3:
         raise NotSplit
-    if not all(call.comes_from_batch(t) and t.shape[1] == call.batch for t in (query, key, value)):
-        raise NotSplit
+    for place, operand in enumerate((query, key, value)):
+        axis = Axis.MIXED if call.is_private(operand) else call.axis(operand, place)
+        if operand.shape[1] != call.batch or not (axis is Axis.SECOND or (axis is Axis.MAJOR and call.batch == 1)):
+            raise NotSplit
     same = query is key and key is value
     q, k, v = (t.transpose(0, 1) for t in (query, key, value))  # [N, L or S, E]
     weights = (q_proj_weight, k_proj_weight, v_proj_weight) if use_separate_proj_weight else in_proj_weight

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from ..gate import tap_in_place
+from ..layout import Axis
 from ..persample.base import PerSample
 from ..persample.dense import Dense
 from ..private import RULES, Call, NotSplit, Rule, targets
-from .shapes import by_sample
 
 #: From (gradient of the output, the other operand, this operand) to the gradient of this operand, entry by entry.
 _Slope = Callable[[Tensor, Any, Any], Tensor]
@@ -56,7 +56,7 @@ def _swapped(rule: Rule) -> Rule:
 
 def _elementwise(call: Call, function: Any, left: Any, right: Any, left_slope: _Slope, right_slope: _Slope) -> Tensor:
     private, other, slope = (left, right, left_slope) if call.is_private(left) else (right, left, right_slope)
-    x, row_a_sample = _meet(call, private, other)
+    x, axis, row_a_sample = _meet(call, private, other)
     if row_a_sample:
         rows = call.aligned_rows(private)
         return function(rows, x) if private is left else function(x, rows)
@@ -64,48 +64,56 @@ def _elementwise(call: Call, function: Any, left: Any, right: Any, left_slope: _
     out = function(value, x) if private is left else function(x, value)
     # Sums need nothing of the other operand; keeping it would cost an activation that plain training doesn't keep.
     saved = [] if slope in (_same, _negated) else [x]
-    return call.tap([out], saved, [private], _booking(call, out.shape, private, slope))[0]
+    return call.tap([out], saved, [private], _booking(call, out.shape, axis, private, slope))[0]
 
 
-def _meet(call: Call, private: Any, other: Any) -> tuple[Tensor, bool]:
-    """The other operand as a batch, and whether the private one has a row for each sample of it.
+def _meet(call: Call, private: Any, other: Any) -> tuple[Tensor, Axis, bool]:
+    """The other operand as a batch, its axis, and whether the private one has a row for each sample of it.
 
     Raises:
-        NotSplit: the result doesn't lead with the samples of the other operand.
+        NotSplit: the private operand doesn't meet each sample of the other as a whole, or as one row.
     """
     if call.is_private(other) or not isinstance(other, Tensor) or private.dim() > other.dim() or other.dim() == 0:
         raise NotSplit
-    if torch.broadcast_shapes(private.shape, other.shape)[0] != other.shape[0]:
-        raise NotSplit
     aligned = _aligned(private.shape, other.dim())
-    x = call.activation(other, second=other.dim() > 2 and aligned[1] == 1)
-    if aligned[0] == 1:
-        return x, False
+    x, axis = call.activation(other)
+    along = 1 if axis is Axis.SECOND else 0
+    if torch.broadcast_shapes(private.shape, other.shape)[along] != other.shape[along]:
+        raise NotSplit
+    if (axis is Axis.SECOND and aligned[1] != 1) or (axis is Axis.MINOR and aligned[0] != 1):
+        raise NotSplit
+    if axis is Axis.SECOND or aligned[0] == 1:
+        return x, axis, False
     if x.shape[0] != call.batch:
         raise NotSplit
-    return x, True
+    return x, axis, True
+
+
+def _booking(call: Call, shape: torch.Size, axis: Axis, private: Any, slope: _Slope) -> Any:
+    batch, value, own = call.batch, call.value(private).detach(), private.shape
+
+    def book(saved: Any, grads: Any) -> list[PerSample]:
+        full = slope(grads[0], saved[0] if saved else None, value).expand(shape)
+        return [Dense(sum_to(full, axis, own, batch))]
+
+    return book
 
 
 def _aligned(shape: torch.Size, dims: int) -> tuple[int, ...]:
     return (1,) * (dims - len(shape)) + tuple(shape)
 
 
-def _booking(call: Call, shape: torch.Size, private: Any, slope: _Slope) -> Any:
-    batch, value = call.batch, call.value(private).detach()
-
-    def book(saved: Any, grads: Any) -> list[PerSample]:
-        full = slope(grads[0], saved[0] if saved else None, value).expand(shape)
-        return [Dense(sum_to(full, private.shape, batch))]
-
-    return book
-
-
-def sum_to(full: Tensor, shape: torch.Size, batch: int) -> Tensor:
-    """Sum the gradient of a broadcast operand ``[B, ..]`` (or ``[B k, ..]``) to ``[B, *shape]``."""
+def sum_to(full: Tensor, axis: Axis, shape: torch.Size, batch: int) -> Tensor:
+    """Sum the gradient of a broadcast operand, in the shape of the result, to ``[B, *shape]``."""
     aligned = _aligned(shape, full.dim())
-    full = by_sample(full, batch)  # [B, k, ..]
-    dims = [1, *(i + 1 for i in range(1, len(aligned)) if aligned[i] == 1 and full.shape[i + 1] != 1)]
-    full = full.sum(dim=dims, keepdim=True, dtype=torch.promote_types(full.dtype, torch.float32))
+    if axis is Axis.SECOND:
+        aligned = (1, aligned[0], *aligned[2:])
+    full = axis.split(full, batch)  # [B, k, ..]; for SECOND the dimensions [B, d0, ..]
+    if axis is not Axis.SECOND:
+        aligned = (1, *aligned)
+    dims = [i for i in range(1, full.dim()) if aligned[i] == 1 and full.shape[i] != 1]
+    if dims:
+        full = full.sum(dim=dims, keepdim=True, dtype=torch.promote_types(full.dtype, torch.float32))
     return full.reshape(batch, *shape)
 
 
@@ -114,12 +122,12 @@ def _in_place(name: str, slope: _Slope) -> Rule:
         # Where samples can't be told apart, NotSplit leads to an error that says to write it out of place.
         if call.is_private(self) or torch.broadcast_shapes(other.shape, self.shape) != self.shape:
             raise NotSplit
-        x, row_a_sample = _meet(call, other, self)
+        x, axis, row_a_sample = _meet(call, other, self)
         if row_a_sample:
             return getattr(x, name)(call.aligned_rows(other))
         saved = [] if slope in (_same, _negated) else [x.detach().clone()]
         getattr(x, name)(call.value(other))
-        return tap_in_place(x, saved, [targets(other)], _booking(call, x.shape, other, slope))
+        return tap_in_place(x, saved, [targets(other)], _booking(call, x.shape, axis, other, slope))
 
     return rule
 

@@ -14,11 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..layout import Axis
 from ..persample.base import PerSample
 from ..persample.convolution import Convolution, Geometry
 from ..persample.dense import Dense
 from ..private import RULES, Call, NotSplit, Rule
-from .shapes import autocast_to, by_sample
+from .shapes import autocast_to
 
 
 def _rule(function: Any, dims: int) -> Rule:
@@ -26,8 +27,9 @@ def _rule(function: Any, dims: int) -> Rule:
         call: Call, input: Any, weight: Any, bias: Any = None, stride: int | Sequence[int] = 1,
         padding: str | int | Sequence[int] = 0, dilation: int | Sequence[int] = 1, groups: int = 1,
     ) -> Tensor:  # fmt: skip
-        x = autocast_to(call.activation(input, second=False))
-        if x.dim() != dims + 2:
+        x, axis = call.activation(input)
+        x = autocast_to(x)
+        if x.dim() != dims + 2 or axis is Axis.SECOND:
             raise NotSplit
         kernel = tuple(weight.shape[2:])
         strides, gaps = _each(stride, dims), _each(dilation, dims)
@@ -39,10 +41,10 @@ def _rule(function: Any, dims: int) -> Rule:
             return out
 
         def book(saved: Any, grads: Any) -> list[PerSample]:
-            g = by_sample(grads[0], batch)
+            g = axis.split(grads[0], batch)
             booked: list[PerSample] = []
             if weighted:
-                booked.append(Convolution(by_sample(saved[0], batch), g, geometry))
+                booked.append(Convolution(axis.split(saved[0], batch), g, geometry))
             if biased:
                 wide = torch.promote_types(g.dtype, torch.float32)
                 per_channel = g.reshape(batch, g.shape[1], g.shape[2], prod(g.shape[3:]))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..derived import derive
 from ..errors import UnsupportedOperation
+from ..layout import Axis
 from ..persample.base import PerSample
 from ..persample.lookup import Lookup
 from ..private import RULES, Call, NotSplit
@@ -38,24 +39,25 @@ def embedding(
     if call.is_private(input):
         raise NotSplit
 
-    def rows() -> Tensor:
+    def looked_up(axis: Axis) -> Tensor:
         out = F.embedding(input, call.value(weight), padding_idx)
-        return call.tap([out], [input], [weight], _book(call, weight, padding_idx))[0]
+        return call.tap([out], [input], [weight], _book(call.batch, axis, weight.shape, padding_idx))[0]
 
-    if call.comes_from_batch(input):
-        call.activation(input, second=True)
-        return rows()
-    # Positions, types: a lookup in a constant depends on the table alone, until broadcasting shows how it meets the batch.
-    return derive(call, rows if input.dim() > 0 and input.shape[0] == call.batch else None)
+    axis = call.axis(input, 0)
+    if axis not in (Axis.CONSTANT, Axis.MIXED):
+        return looked_up(axis)
+    # Positions, types: a lookup in a constant depends on the table alone, until it meets the batch.
+    readable = input.dim() > 0 and input.shape[0] == call.batch
+    return derive(call, (lambda: looked_up(Axis.MAJOR)) if readable else None)
 
 
-def _book(call: Call, weight: Any, padding_idx: int | None) -> Any:
-    batch, (count, dim) = call.batch, weight.shape
+def _book(batch: int, axis: Axis, shape: torch.Size, padding_idx: int | None) -> Any:
+    count, dim = shape
     padding = None if padding_idx is None else padding_idx % count
 
     def book(saved: Any, grads: Any) -> list[PerSample]:
-        ids = saved[0].reshape(batch, saved[0].numel() // batch if batch else 0)
-        g = grads[0].reshape(*ids.shape, dim)
+        ids = axis.split(saved[0], batch).flatten(1)
+        g = axis.split(grads[0], batch).reshape(*ids.shape, dim)
         if padding is not None:
             g = torch.where((ids == padding).unsqueeze(-1), 0.0, g)
         return [Lookup(ids, g, count)]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,26 +17,13 @@ from torch import Tensor
 from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 from torch.func import vjp, vmap
 
+from ..layout import Axis
 from ..persample.base import PerSample
 from ..persample.dense import Dense
 from ..private import Call, NotSplit, PrivateParameter, PrivateTensor
 
 _log = logging.getLogger("groupclip")
 _said: set[str] = set()
-
-
-@dataclass(frozen=True)
-class _Axis:
-    """Where an operand keeps its samples: dimension ``dim``, sample-major with others if ``folded``."""
-
-    dim: int
-    folded: bool = False
-
-    def split(self, x: Tensor, batch: int) -> Tensor:
-        """Samples in front, each keeping a batch dimension of its own (of length 1, or its share)."""
-        if self.folded:
-            return x.unflatten(0, (batch, -1))
-        return x.movedim(self.dim, 0).unsqueeze(1 + self.dim)
 
 
 def run_by_sample(call: Call) -> Any:
@@ -52,9 +38,9 @@ def run_by_sample(call: Call) -> Any:
     layout = _flatten((call.args, dict(call.kwargs)), leaves)
     privates = [i for i, v in enumerate(leaves) if call.is_private(v)]
     plain = [i for i, v in enumerate(leaves) if isinstance(v, Tensor) and i not in privates]
-    if not any(call.comes_from_batch(leaves[i]) for i in plain):
-        raise NotSplit
-    choices = [_axes(call, leaves[i]) for i in plain]
+    choices = [_axes(call, leaves[i], i) for i in plain]
+    if not any(None not in c for c in choices):
+        raise NotSplit  # nothing here is the batch
     values = [call.value(v) for v in leaves]
     args, kwargs = _unflatten(layout, values)
     result = call.func(*args, **kwargs)
@@ -68,12 +54,14 @@ def run_by_sample(call: Call) -> Any:
     tensors = [o for o in outputs if o is not None]
     detached = [v.detach() if isinstance(v, Tensor) else v for v in values]
 
+    func, batch = call.func, call.batch  # not ``call``: it holds the operands, and what is booked must not keep them
+
     def replay(shared: tuple[Tensor, ...], sliced: tuple[Tensor, ...], where: list[int]) -> tuple[Tensor, ...]:
         operands = list(detached)
         for index, value in zip([*privates, *where], [*shared, *sliced], strict=True):
             operands[index] = value
         replay_args, replay_kwargs = _unflatten(layout, operands)
-        out = call.func(*replay_args, **replay_kwargs)
+        out = func(*replay_args, **replay_kwargs)
         return tuple(o for o in (out if isinstance(out, (tuple, list)) else [out]) if o is not None)
 
     for reading in itertools.islice(itertools.product(*choices), 32):
@@ -89,16 +77,19 @@ def run_by_sample(call: Call) -> Any:
     else:
         raise NotSplit
     _say_once(call)
+    kinds = [(o.shape, o.dtype, o.device) for o in tensors]
+    shared = [detached[i] for i in privates]
+    detached = [None if i in where else v for i, v in enumerate(detached)]  # those come as saved tensors
 
     def book(saved: Any, grads: Any) -> list[PerSample]:
-        sliced = tuple(axis.split(t, call.batch) for axis, t in zip(axes, saved, strict=True))
+        sliced = tuple(_split(t, axis, batch) for axis, t in zip(axes, saved, strict=True))
         cotangents = tuple(
-            axis.split(torch.zeros_like(o) if g is None else g, call.batch)
-            for axis, o, g in zip(found, tensors, grads, strict=True)
+            _split(torch.zeros(shape, dtype=dtype, device=device) if g is None else g, axis, batch)
+            for axis, (shape, dtype, device), g in zip(found, kinds, grads, strict=True)
         )
 
         def one(slices: tuple[Tensor, ...], cotangent: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            return vjp(lambda *shared: replay(shared, slices, where), *[detached[i] for i in privates])[1](cotangent)
+            return vjp(lambda *values: replay(values, slices, where), *shared)[1](cotangent)
 
         return [Dense(g) for g in vmap(one)(sliced, cotangents)]
 
@@ -110,50 +101,46 @@ def run_by_sample(call: Call) -> Any:
     return items if isinstance(result, list) else tuple(items)
 
 
-def _axes(call: Call, x: Any) -> list[_Axis | None]:
-    """How the samples may lie in a plain tensor, the likeliest first.
+def _axes(call: Call, x: Tensor, place: int) -> list[Axis | None]:
+    """How the samples may lie in a plain tensor, the likeliest first; None: it is the same for all samples.
 
-    A tensor from the batch must be split, and where two dimensions could be the samples nobody can say which. A constant
-    is the same for all samples, unless only a row for each makes the shapes fit (an expanded mask).
+    Raises:
+        NotSplit: it comes from the batch, and where its samples are isn't certain.
     """
-    found = _dimensions(x, call.batch)
-    if not call.comes_from_batch(x):
-        return [None, *found]
-    layout = call.layout
-    if len(found) == 1:
-        layout.samples_first = layout.samples_first or (found[0].dim == 0 and not found[0].folded)
-        layout.samples_elsewhere = layout.samples_elsewhere or found[0].dim == 1
-    if len(found) == 2 and layout.samples_first != layout.samples_elsewhere:
-        found = found[:1] if layout.samples_first else found[1:]
-    if len(found) != 1:
-        raise NotSplit
-    return [found[0]]
+    axis = call.axis(x, place)
+    if axis is Axis.MIXED:
+        if x.requires_grad:
+            raise NotSplit
+        axis = Axis.CONSTANT
+    if axis is not Axis.CONSTANT:
+        return [axis]
+    # A constant; but an expanded mask has a row for each sample, which alone makes the shapes fit.
+    return [None, *(a for a in (Axis.MAJOR, Axis.SECOND) if a.fits(x.shape, call.batch))]
 
 
-def _dimensions(x: Tensor, batch: int) -> list[_Axis]:
-    """The dimensions, of the first two, that are as long as the batch; failing that, dimension 0 as samples x positions."""
-    found = [_Axis(i) for i in range(min(x.dim(), 2)) if x.shape[i] == batch]
-    if not found and x.dim() > 0 and x.shape[0] > 0 and x.shape[0] % batch == 0:
-        found = [_Axis(0, folded=True)]
-    return found
+def _split(x: Tensor, axis: Axis, batch: int) -> Tensor:
+    """Samples in front, each keeping its own entries where they were: ``[B, ..]`` of the operation's own shapes."""
+    x = axis.split(x, batch)  # [B, k, ..]; for SECOND [B, d0, ..] without the dimension that held the samples
+    return x.unsqueeze(2) if axis is Axis.SECOND else x
 
 
 def _reproduces(
     call: Call, replay: Callable[..., tuple[Tensor, ...]], shared: list[Tensor], operands: list[Tensor], where: list[int],
-    axes: list[_Axis], outputs: list[Tensor],
-) -> list[_Axis] | None:  # fmt: skip
+    axes: list[Axis], outputs: list[Tensor],
+) -> list[Axis] | None:  # fmt: skip
     """The sample axis of each output, if the replay gives every output slice by slice; else None."""
     with torch.no_grad():
-        sliced = tuple(axis.split(t, call.batch) for axis, t in zip(axes, operands, strict=True))
+        sliced = tuple(_split(t, axis, call.batch) for axis, t in zip(axes, operands, strict=True))
         try:
             # torch warns where vmap falls back to a loop; slow is what this rule is, and says.
             _functorch._set_vmap_fallback_warning_enabled(False)
             replayed = vmap(lambda *slices: replay(tuple(shared), slices, where))(*sliced)
         except (RuntimeError, ValueError, TypeError, IndexError, AssertionError):
             return None  # shapes that don't fit, random numbers, or an operation that vmap can't split
-        found: list[_Axis] = []
+        found: list[Axis] = []
         for out, again in zip(outputs, replayed, strict=True):
-            axis = next((a for a in _dimensions(out, call.batch) if _same(a.split(out, call.batch), again)), None)
+            fitting = (a for a in (Axis.MAJOR, Axis.SECOND, Axis.MINOR) if a.fits(out.shape, call.batch))
+            axis = next((a for a in fitting if _same(_split(out, a, call.batch), again)), None)
             if axis is None:
                 return None
             found.append(axis)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..layout import Axis
 from ..persample.base import PerSample
 from ..persample.outer import Outer
 from ..private import RULES, Call, NotSplit
@@ -21,7 +22,7 @@ def matmul(call: Call, input: Any, other: Any) -> Tensor:
 
 
 def _right(call: Call, input: Any, weight: Any) -> Tensor:
-    x = call.activation(input, second=True)
+    x, axis = call.activation(input)
     if x.dim() < 2 or weight.dim() != 2:
         raise NotSplit
     x = autocast_to(x)
@@ -29,14 +30,16 @@ def _right(call: Call, input: Any, weight: Any) -> Tensor:
     batch = call.batch
 
     def book(saved: Any, grads: Any) -> list[PerSample]:
-        return [Outer(by_position(saved[0], batch), by_position(grads[0], batch), inputs_first=True)]
+        return [Outer(by_position(saved[0], axis, batch), by_position(grads[0], axis, batch), inputs_first=True)]
 
     return call.tap([out], [x], [weight], book)[0]
 
 
 def _left(call: Call, weight: Any, input: Any) -> Tensor:
-    x = call.activation(input, second=input.dim() > 3)
-    if x.dim() < 3 or weight.dim() != 2:  # W @ x of two dimensions has the samples last, if anywhere
+    x, axis = call.activation(input)
+    if (
+        x.dim() < 3 or (axis is Axis.SECOND and x.dim() == 3) or weight.dim() != 2
+    ):  # W @ x of two dimensions has the samples last, if anywhere
         raise NotSplit
     x = autocast_to(x)
     out = torch.matmul(call.value(weight), x)
@@ -45,7 +48,7 @@ def _left(call: Call, weight: Any, input: Any) -> Tensor:
     def book(saved: Any, grads: Any) -> list[PerSample]:
         # out = W x, so out^T = x^T W^T: the columns of x are the positions.
         a, g = saved[0].transpose(-1, -2), grads[0].transpose(-1, -2)
-        return [Outer(by_position(a, batch), by_position(g, batch))]
+        return [Outer(by_position(a, axis, batch), by_position(g, axis, batch))]
 
     return call.tap([out], [x], [weight], book)[0]
 

@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import PrivacyViolation
+from ..layout import Axis
 from ..persample.base import PerSample
 from ..persample.dense import Dense
 from ..private import RULES, Call, NotSplit
-from .shapes import by_sample
 
 
 def layer_norm(
@@ -27,10 +27,16 @@ def layer_norm(
     """``weight`` and ``bias`` in the shape ``normalized_shape`` (the last dimensions of the input)."""
     del cudnn_enable
     shape = list(normalized_shape)
-    x = _over_features(call, input, len(shape))
+    x, axis = call.activation(input)
     out = F.layer_norm(x, shape, call.value(weight), call.value(bias), eps)
     return _book(
-        call, out, x, weight, bias, lambda x: F.layer_norm(x, shape, None, None, eps), _over_last(call, len(shape))
+        call,
+        out,
+        x,
+        weight,
+        bias,
+        lambda x: F.layer_norm(x, shape, None, None, eps),
+        _over_last(axis, call.batch, len(shape)),
     )
 
 
@@ -39,9 +45,11 @@ def rms_norm(
 ) -> Tensor:
     """As :func:`layer_norm`, without mean and bias."""
     shape = list(normalized_shape)
-    x = _over_features(call, input, len(shape))
+    x, axis = call.activation(input)
     out = F.rms_norm(x, shape, call.value(weight), eps)
-    return _book(call, out, x, weight, None, lambda x: F.rms_norm(x, shape, None, eps), _over_last(call, len(shape)))
+    return _book(
+        call, out, x, weight, None, lambda x: F.rms_norm(x, shape, None, eps), _over_last(axis, call.batch, len(shape))
+    )
 
 
 def group_norm(
@@ -55,10 +63,16 @@ def group_norm(
 ) -> Tensor:
     """``weight`` and ``bias`` ``[C]``, the second dimension of the input."""
     del cudnn_enabled
-    x = _of_images(call, input)
+    x, axis = _of_images(call, input)
     out = F.group_norm(x, num_groups, call.value(weight), call.value(bias), eps)
     return _book(
-        call, out, x, weight, bias, lambda x: F.group_norm(x, num_groups, None, None, eps), _over_channels(call)
+        call,
+        out,
+        x,
+        weight,
+        bias,
+        lambda x: F.group_norm(x, num_groups, None, None, eps),
+        _over_channels(axis, call.batch),
     )
 
 
@@ -69,17 +83,14 @@ def instance_norm(
     """``weight`` and ``bias`` ``[C]``."""
     del cudnn_enabled
     if use_input_stats and running_mean is not None:
-        raise PrivacyViolation(
-            "InstanceNorm with track_running_stats=True in training mode writes statistics of the batch into the model "
-            "without noise; build it with track_running_stats=False (the default)"
-        )
-    x = _of_images(call, input)
+        raise PrivacyViolation(RUNNING_STATISTICS)
+    x, axis = _of_images(call, input)
 
     def normalise(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         return F.instance_norm(x, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
 
     out = normalise(x, call.value(weight), call.value(bias))
-    return _book(call, out, x, weight, bias, normalise, _over_channels(call))
+    return _book(call, out, x, weight, bias, normalise, _over_channels(axis, call.batch))
 
 
 def batch_norm(
@@ -89,13 +100,19 @@ def batch_norm(
     """``weight`` and ``bias`` ``[C]``; only with fixed statistics, as in evaluation mode."""
     if training:
         raise PrivacyViolation(BATCH_STATISTICS)
-    x = _of_images(call, input)
+    x, axis = _of_images(call, input)
 
     def normalise(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         return F.batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps)
 
     return _book(
-        call, normalise(x, call.value(weight), call.value(bias)), x, weight, bias, normalise, _over_channels(call)
+        call,
+        normalise(x, call.value(weight), call.value(bias)),
+        x,
+        weight,
+        bias,
+        normalise,
+        _over_channels(axis, call.batch),
     )
 
 
@@ -106,34 +123,36 @@ BATCH_STATISTICS = (
 )
 
 
-def _over_features(call: Call, input: Any, features: int) -> Tensor:
-    """The input of a norm over the last dimensions: the samples may be in any of the others."""
-    return call.activation(input, second=input.dim() - features > 1)
+#: Why running statistics can't be kept, and what to do.
+RUNNING_STATISTICS = (
+    "InstanceNorm with track_running_stats=True in training mode writes statistics of the batch into the model without "
+    "noise; build it with track_running_stats=False (the default)"
+)
 
 
-def _of_images(call: Call, input: Any) -> Tensor:
+def _of_images(call: Call, input: Any) -> tuple[Tensor, Axis]:
     """The input of a norm of channels: ``[N, C, ..]`` by definition."""
-    x = call.activation(input, second=False)
-    if x.dim() < 2:
+    x, axis = call.activation(input)
+    if x.dim() < 2 or axis is Axis.SECOND:
         raise NotSplit
-    return x
+    return x, axis
 
 
-def _over_last(call: Call, features: int) -> Callable[[Tensor], Tensor]:
-    """Sum ``[B k, .., *features]`` to ``[B, *features]``."""
+def _over_last(axis: Axis, batch: int, features: int) -> Callable[[Tensor], Tensor]:
+    """Sum ``[.., *features]`` to ``[B, *features]``."""
 
     def reduce(t: Tensor) -> Tensor:
-        t = by_sample(t, call.batch)
+        t = axis.split(t, batch)
         return t.sum(dim=tuple(range(1, t.dim() - features)), dtype=torch.promote_types(t.dtype, torch.float32))
 
     return reduce
 
 
-def _over_channels(call: Call) -> Callable[[Tensor], Tensor]:
-    """Sum ``[B k, C, ..]`` to ``[B, C]``."""
+def _over_channels(axis: Axis, batch: int) -> Callable[[Tensor], Tensor]:
+    """Sum ``[N, C, ..]`` to ``[B, C]``."""
 
     def reduce(t: Tensor) -> Tensor:
-        t = by_sample(t, call.batch)
+        t = axis.split(t, batch)
         return t.sum(dim=(1, *range(3, t.dim())), dtype=torch.promote_types(t.dtype, torch.float32))
 
     return reduce

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..derived import derive
+from ..layout import Axis
 from ..persample.base import PerSample
 from ..persample.dense import Dense
 from ..private import RULES, Call, NotSplit, PrivateTensor
@@ -30,10 +31,10 @@ def expand(call: Call, self: Any, *args: Any, **kwargs: Any) -> Any:
     )
     if value.shape[0] != call.batch or not grew or repeats:
         return call.derive()
-    batch = call.batch
+    batch, shape = call.batch, self.shape
 
     def book(saved: Any, grads: Any) -> list[PerSample]:
-        return [Dense(sum_to(grads[0], self.shape, batch))]
+        return [Dense(sum_to(grads[0], Axis.MAJOR, shape, batch))]
 
     return derive(call, lambda: call.tap([value], [], [self], book)[0])
 
@@ -56,10 +57,10 @@ def _join(call: Call, tensors: list[Any], dim: int, dims: int) -> Any:
     def joined() -> Tensor:
         return call.func([call.aligned_rows(t) if call.is_private(t) else t for t in tensors], dim)
 
-    from_batch = [t for t in tensors if call.comes_from_batch(t)]
-    for t in from_batch:
-        call.activation(t, second=t.dim() > 2 and dim != 1)
-    if from_batch:
+    axes = [call.axis(t, i) for i, t in enumerate(tensors) if not call.is_private(t)]
+    if any(axis in (Axis.MIXED, Axis.SECOND, Axis.MINOR) for axis in axes):
+        raise NotSplit
+    if Axis.MAJOR in axes:
         return joined()
     # No part is known to be the batch: if the result is, this is how.
     readable = all(

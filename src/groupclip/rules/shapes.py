@@ -7,16 +7,13 @@ from math import prod
 import torch
 from torch import Tensor
 
-
-def by_position(x: Tensor, batch: int) -> Tensor:
-    """``[B, .., features]``, or sample-major ``[B k, .., features]``, to ``[B, T, features]``."""
-    positions = prod(x.shape[1:-1]) * (x.shape[0] // batch if batch else 1)
-    return x.reshape(batch, positions, x.shape[-1])
+from ..layout import Axis
 
 
-def by_sample(x: Tensor, batch: int) -> Tensor:
-    """``[B, ..]``, or sample-major ``[B k, ..]``, to ``[B, k, ..]``."""
-    return x.reshape(batch, x.shape[0] // batch if batch else 1, *x.shape[1:])
+def by_position(x: Tensor, axis: Axis, batch: int) -> Tensor:
+    """``[.., features]`` to ``[B, T, features]``."""
+    x = axis.split(x, batch)
+    return x.reshape(batch, prod(x.shape[1:-1]), x.shape[-1])
 
 
 def autocast_to(x: Tensor) -> Tensor:
