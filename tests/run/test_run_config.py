@@ -56,7 +56,7 @@ def test_numbers_written_without_a_dot_are_numbers(tmp_path):
 def test_a_file_that_holds_no_settings_is_refused(tmp_path, text):
     path = tmp_path / "run.yaml"
     path.write_text(text)
-    with pytest.raises(ConfigError, match="run.yaml"):
+    with pytest.raises(ConfigError, match=r"run\.yaml"):
         read_yaml(path)
 
 
