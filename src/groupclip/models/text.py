@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .transformer import LAYER_NORM_EPS, Block, init_transformer
+from .transformer import LAYER_NORM_EPS, Block, init_blocks
 
 DIM, DEPTH, HEADS = 128, 4, 4
 
@@ -23,7 +23,9 @@ class TextEncoder(nn.Module):
         self.blocks = nn.ModuleList(Block(DIM, HEADS) for _ in range(DEPTH))
         self.norm = nn.LayerNorm(DIM, eps=LAYER_NORM_EPS)
         self.head = nn.Linear(DIM, num_classes)
-        self.apply(init_transformer)
+        init_blocks(self.blocks)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
         for parameter in (self.embed.weight, self.pos_embed):
             nn.init.trunc_normal_(parameter, std=0.02)
         with torch.no_grad():

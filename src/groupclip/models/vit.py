@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .transformer import LAYER_NORM_EPS, Block, init_transformer
+from .transformer import LAYER_NORM_EPS, Block, init_blocks
 
 LARGEST_PATCH = 16
 MOST_PATCHES = 1024
@@ -22,7 +22,7 @@ class ViTShape:
 
 
 VIT_SHAPES = {
-    "vit-micro": ViTShape(dim=64, depth=4, heads=4),
+    "vit-micro": ViTShape(dim=128, depth=2, heads=4),
     "vit-tiny": ViTShape(dim=192, depth=12, heads=3),
     "vit-small": ViTShape(dim=384, depth=12, heads=6),
     "vit-base": ViTShape(dim=768, depth=12, heads=12),
@@ -33,11 +33,11 @@ VIT_SHAPES = {
 def default_patch_size(height: int, width: int) -> int:
     """The largest patch side, at most 16, that divides both sides and leaves enough patches on the shorter.
 
-    Enough is 7, or half the side for images below 14 pixels: 224 -> 16 (14x14 patches), 32 -> 4 (8x8),
-    28 -> 4 (7x7), 8 -> 2 (4x4).
+    Enough is 7, or a quarter of the side for small images: 224 -> 16 (14x14 patches), 64 -> 8 (8x8),
+    32 -> 4 (8x8), 28 -> 4 (7x7), 8 -> 4 (2x2).
     """
     short = min(height, width)
-    enough = max(1, min(7, short // 2))
+    enough = max(1, min(7, short // 4))
     divisors = [p for p in range(1, LARGEST_PATCH + 1) if height % p == 0 and width % p == 0]
     return max(p for p in divisors if p == 1 or short // p >= enough)
 
@@ -90,9 +90,10 @@ class VisionTransformer(nn.Module):
         self.blocks = nn.ModuleList(Block(shape.dim, shape.heads) for _ in range(shape.depth))
         self.norm = nn.LayerNorm(shape.dim, eps=LAYER_NORM_EPS)
         self.head = nn.Linear(shape.dim, num_classes)
-        self.apply(init_transformer)
+        init_blocks(self.blocks)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
         nn.init.trunc_normal_(self.pos_embed, std=0.02)
-        nn.init.normal_(self.cls_token, std=1e-6)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[-2:] != self.image_size:
