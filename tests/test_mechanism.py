@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from groupclip import calibration
+from groupclip import accounting, calibration
+from groupclip.accounting import Bounds
 from groupclip.errors import PrivacyViolation
 from groupclip.mechanism import Mechanism, PrivacySpent, default_delta
 
@@ -87,6 +88,34 @@ def test_no_noise_has_no_epsilon():
     mechanism = Mechanism(**PLAN, noise_multiplier=0)
     for ask in (lambda: mechanism.epsilon(delta=1e-5), lambda: mechanism.delta(epsilon=1.0)):
         with pytest.raises(PrivacyViolation, match=r"noise_multiplier=0: the run adds no noise, so it isn't private"):
+            ask()
+
+
+@pytest.mark.parametrize("sigma", [5e-324, 1e-200, 9e-4, 2e9, 1e300])
+def test_noise_beyond_the_accountants_arithmetic(sigma):
+    mechanism = Mechanism(**PLAN, noise_multiplier=sigma)
+    for ask in (lambda: mechanism.epsilon(delta=1e-5), lambda: mechanism.delta(epsilon=1.0)):
+        with pytest.raises(ValueError, match=r"noise_multiplier=.* is outside \[0\.001, 1e\+09\], .*mechanism\.calibrate"):
+            ask()
+
+
+@pytest.mark.parametrize("sigma", [1e-3, 1e9])
+@pytest.mark.parametrize("batch", [1, 49_999, 50_000])
+def test_the_least_and_the_most_noise(sigma, batch):
+    mechanism = Mechanism(dataset_size=50_000, expected_batch_size=batch, steps=250, noise_multiplier=sigma)
+    spent = mechanism.spent(delta=1e-5)
+    assert spent.epsilon == 0 if sigma > 1 else 1e3 < spent.epsilon < math.inf
+    assert 0 < mechanism.delta(epsilon=1.0) <= 1
+
+
+def test_no_bound_is_an_error_and_not_a_figure(monkeypatch):
+    nothing = Bounds(rdp=None, pld=None)
+    assert nothing.value is None
+    monkeypatch.setattr(accounting, "epsilon_bounds", lambda *_: nothing)
+    monkeypatch.setattr(accounting, "delta_bounds", lambda *_: nothing)
+    mechanism = Mechanism(**PLAN, noise_multiplier=0.5)
+    for ask in (lambda: mechanism.epsilon(delta=1e-5), lambda: mechanism.delta(epsilon=1.0)):
+        with pytest.raises(ValueError, match=r"noise_multiplier=0\.5 is so little noise that no accountant gives"):
             ask()
 
 

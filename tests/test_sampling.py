@@ -369,9 +369,10 @@ def test_empty_batches_are_claimed_unread():
 
 def test_an_abandoned_batch_can_not_vouch_for_a_later_step():
     run = sampled()
-    seen = sum(len(batch) for batch in next(run))  # read, but no step
+    abandoned = next(run)
+    seen = sum(len(batch) for batch in abandoned)  # read, but no step
     following = next(run)
-    iter(following)  # the next one is begun
+    iter(following)  # the next one is begun, and both are still alive
     assert not claim(PLAN, 1, seen)
 
 

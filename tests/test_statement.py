@@ -135,7 +135,7 @@ def test_the_reading_of_the_figure(sigma, reading):
 
 
 def test_a_delta_that_means_nothing_is_said_to():
-    assert "MORE than one in the number of samples (50,000)" in record(delta=1e-3).text()
+    assert "MORE than one in the number of samples (50,000)" in record(delta=1e-4).text()
     assert "MORE than" not in record().text()
 
 

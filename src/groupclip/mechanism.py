@@ -15,6 +15,7 @@ from groupclip import accounting, calibration
 from groupclip.errors import PrivacyViolation
 
 ADJACENCIES = ("add-or-remove-one",)
+_LEAST_SIGMA, _MOST_SIGMA = 1e-3, 1e9  # for a figure; a mechanism may have any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,6 +204,11 @@ class Mechanism:
             raise PrivacyViolation(
                 "noise_multiplier=0: the run adds no noise, so it isn't private and no epsilon is finite; "
                 "use mechanism.calibrate(epsilon=, delta=)"
+            )
+        if not _LEAST_SIGMA <= self.noise_multiplier <= _MOST_SIGMA:
+            raise ValueError(
+                f"noise_multiplier={self.noise_multiplier:g} is outside [{_LEAST_SIGMA:g}, {_MOST_SIGMA:g}], where the "
+                "accountants' arithmetic holds; use mechanism.calibrate(epsilon=, delta=)"
             )
         return self.noise_multiplier
 
