@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import groupclip as gc
 import oracle
 from groupclip.partition import Partition
-from models import CATALOGUE, Batch
+from models import CATALOGUE, Batch, output_square
 
 ENTRIES = {entry.name: entry for entry in CATALOGUE}
 CORE = [name for name, entry in ENTRIES.items() if entry.core]
@@ -165,3 +165,38 @@ def faults(
 
 def _largest(x: Tensor) -> float:
     return x.abs().max().item() if x.numel() else 0.0
+
+
+def inexact(
+    model: nn.Module,
+    batch: Batch,
+    losses: oracle.Losses | None = None,
+    styles: Sequence[str] = ("all-layer", "param-wise"),
+    methods: str = "auto",
+) -> list[str]:
+    """Where the engine isn't exact on a model of its own: losses that attaching changes, sums and norms, in float64.
+
+    The model is moved away from its initial weights, so that none is at zero or one, and clipped to the middle norm.
+    """
+    losses = output_square if losses is None else losses
+    model = model.double()
+    with torch.no_grad(), torch.random.fork_rng():
+        torch.manual_seed(1)
+        for p in model.parameters():
+            p.add_(0.1 * torch.randn_like(p))
+    batch = tuple(t.double() if t.is_floating_point() else t for t in batch)
+    plain = losses(model, batch).detach()
+    found = []
+    for style in styles:
+        groups = gc.partition(model, style)
+        thresholds = between(oracle.clipped_sum(model, losses, batch, members(groups)).norms)
+        want = oracle.clipped_sum(model, losses, batch, members(groups), "abadi", thresholds)
+        chosen = groups.with_methods({name: methods for group in groups for name in groups[group]})
+        engine = gc.attach(model, None, groups, None)
+        attached = losses(model, batch).detach()
+        engine.detach()
+        if _largest(attached - plain) > 1e-12 * max(1.0, _largest(plain)):
+            found.append(f"{style}: attaching changes the losses by {_largest(attached - plain):.1e}")
+        got = clipped_by_engine(model, losses, batch, chosen, "abadi", thresholds)
+        found += [f"{style}: {fault}" for fault in faults(got, want, groups, thresholds, 1e-10)]
+    return found
