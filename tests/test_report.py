@@ -41,7 +41,7 @@ def report(**changes):
         "title": "mlp on digits", "statement": [("Result", "It is <private>.")], "epsilon": 2.0, "delta": 1e-5,
         "planned_epsilon": 2.0, "steps": 8, "updates": 8, "test_accuracy": 0.75, "chance": 0.1, "partition": groups,
         "thresholds": {ODD: 0.6, "top": 0.8}, "noise_multiplier": 1.5, "noise_std": 1.5, "expected_batch_size": 100,
-        "rows": rows, "lost": (), "data": {"name": "digits"}, "settings": {"lr": 0.1, "clipping": {"0.*": ODD}},
+        "rows": rows, "lost": (), "data": {"name": "digits"}, "pretraining": {}, "settings": {"lr": 0.1, "clipping": {"0.*": ODD}},
         "environment": {"python": "3.11"},
     }  # fmt: skip
     return RunReport(**{**facts, **changes})
@@ -91,6 +91,13 @@ def test_lost_steps_are_told():
     html = html_report(report(lost=((2, 4), (6, 6)), updates=4))
     assert "the updates of steps 2 to 4, 6 were lost, but they are charged" in html
     assert "The weights took 4 updates" in html
+
+
+def test_public_pretraining_is_told():
+    assert "pretraining" not in html_report(report())
+    html = html_report(report(pretraining={"what": "600 steps on letters"}))
+    assert "<h2>Public pretraining</h2>" in html
+    assert "600 steps on letters" in html
 
 
 def test_the_accuracy_of_lost_weights_is_not_drawn():

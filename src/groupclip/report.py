@@ -25,6 +25,7 @@ class RunReport:
     statement: (heading, words) of the guarantee. rows: of ``metrics.jsonl``. lost: (first, last) charged steps whose
     updates a crash lost. noise_std: of the noise on every coordinate of the SUM of clipped gradients, before
     the division by the expected batch size. test_accuracy: None if it was never measured.
+    pretraining: facts about public pretraining; empty without.
     """
 
     title: str
@@ -44,6 +45,7 @@ class RunReport:
     rows: Sequence[Mapping[str, Any]]
     lost: Sequence[tuple[int, int]]
     data: Mapping[str, Any]
+    pretraining: Mapping[str, Any]
     settings: Mapping[str, Any]
     environment: Mapping[str, str]
 
@@ -78,6 +80,7 @@ def html_report(run: RunReport) -> str:
         f"by the expected batch size {run.expected_batch_size:g}.</p>",
         "<h2>Data</h2>",
         _table(run.data),
+        *(["<h2>Public pretraining</h2>", _table(run.pretraining)] if run.pretraining else []),
         "<h2>Settings</h2>",
         _table(run.settings),
         "<h2>Made with</h2>",

@@ -31,16 +31,34 @@ class Terminal:
             console=console,
             disable=console.quiet or not console.is_terminal,
         )
+        self._pretraining = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("steps"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=self._bar.disable,
+        )
         self._task: TaskID | None = None
         self._steps = 0
         self._seen = ""
 
     def __enter__(self) -> Terminal:
-        self._bar.start()
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self._pretraining.stop()
         self._bar.stop()
+
+    def pretraining(self, step: int, steps: int) -> None:
+        if step == 1:
+            self._say(f"public pretraining on drawn letters, {steps} steps: spends no privacy")
+            self._pretraining.start()
+            self._pretraining.add_task("pretraining", total=steps)
+        self._pretraining.update(self._pretraining.task_ids[0], completed=step)
+        if step == steps:
+            self._pretraining.stop()
 
     def begin(self, beginning: Beginning) -> None:
         config, groups = beginning.config, beginning.partition
@@ -54,6 +72,7 @@ class Terminal:
         if beginning.done:
             lost = f"; the updates of {beginning.lost} of them were lost in a crash" if beginning.lost else ""
             self._say(f"resumed: {beginning.done} steps are charged already{lost}")
+        self._bar.start()
         self._task = self._bar.add_task(
             "training",
             total=config.steps,

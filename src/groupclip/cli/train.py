@@ -42,8 +42,9 @@ SETTINGS = (
     click.option("--optimizer", help="adamw or sgd."),
     click.option("--momentum", type=float, help="Of sgd."),
     click.option("--weight-decay", type=float),
+    click.option("--pretrain-steps", type=int, help="Of public pretraining on drawn letters first; 0: none."),
     click.option(
-        "--seed", type=int, help="Of the initial weights, which are public; never of noise or sampling."
+        "--seed", type=int, help="Of initial weights and pretraining, which are public; never of noise or sampling."
     ),
     click.option("--eval-every", type=int, help="Steps between evaluations on held-out data; 0: never."),
     click.option("--device", help="auto, cpu or cuda."),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,12 @@ class Progress:
 
     updates: steps that the weights really took (fewer than the ledger counts after a crash).
     lost: (first, last) charged steps whose updates were lost in crashes.
+    pretraining: facts about the public pretraining; None before it, or without.
     """
 
     updates: int = 0
     lost: tuple[tuple[int, int], ...] = ()
+    pretraining: Mapping[str, Any] | None = None
 
 
 def save(
@@ -52,7 +54,7 @@ def save(
         "config": config,
         "engine": engine,
         "optimizer": plain,
-        "progress": {"updates": progress.updates, "lost": progress.lost},
+        "progress": asdict(progress),
     }
     content = {name: plain_tensor(value) for name, value in tensors.items()}
     write_atomically(path, serialise(content, {"groupclip": json.dumps(facts)}), SECRET)
@@ -81,7 +83,8 @@ def load(path: Path) -> Checkpoint:
             raise ValueError(f"its format is {facts['format']}")
         weights = {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
         done = facts["progress"]
-        progress = Progress(done["updates"], tuple((first, last) for first, last in done["lost"]))
+        lost = tuple((first, last) for first, last in done["lost"])
+        progress = Progress(done["updates"], lost, done["pretraining"])
         return Checkpoint(
             facts["config"], facts["engine"], progress, weights, unflatten(tensors, facts["optimizer"])
         )

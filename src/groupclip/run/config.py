@@ -32,7 +32,8 @@ class RunConfig:
     epsilon, delta: what all steps together may spend. steps: planned optimizer steps.
     batch_size: the EXPECTED size of a Poisson batch. microbatch: most samples held at once.
     lr: of the first step; schedule: how it goes on from there. momentum: of sgd.
-    seed: of the initial weights alone. Noise and sampling never depend on it.
+    pretrain_steps: of public pretraining on drawn letters, before the private steps; 0 means none.
+    seed: of the initial weights and of the pretraining. Noise and sampling never depend on it.
     eval_every: steps between evaluations on held-out data; 0 means never. Fixed beforehand, so that what is
         evaluated depends on no data.
     """
@@ -55,6 +56,7 @@ class RunConfig:
     schedule: str
     momentum: float
     weight_decay: float
+    pretrain_steps: int
     seed: int
     eval_every: int
     device: str
@@ -135,7 +137,7 @@ def _checked(key: str, value: Any) -> Any:
     match key:
         case "steps" | "batch_size" | "microbatch":
             return _whole(key, value, least=1)
-        case "eval_every" | "seed":
+        case "eval_every" | "pretrain_steps" | "seed":
             return _whole(key, value, least=0)
         case "epsilon" | "lr" | "epochs":
             return _real(key, value, above=0.0)

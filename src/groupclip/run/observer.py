@@ -24,6 +24,10 @@ class Beginning:
 class Observer(Protocol):
     """Told of a run as it goes; asked after every step whether to stop."""
 
+    def pretraining(self, step: int, steps: int) -> None:
+        """Public pretraining has done ``step`` of ``steps``; told before :meth:`begin`."""
+        ...
+
     def begin(self, beginning: Beginning) -> None: ...
 
     def step(self, row: Mapping[str, Any]) -> None:
@@ -35,6 +39,9 @@ class Observer(Protocol):
 
 class Nobody:
     """Watches nothing and never stops."""
+
+    def pretraining(self, step: int, steps: int) -> None:
+        pass
 
     def begin(self, beginning: Beginning) -> None:
         pass

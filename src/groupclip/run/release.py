@@ -22,7 +22,12 @@ from .files import sync_folder, write_atomically
 
 
 def write_release(
-    release: Path, config: RunConfig, task: Task, trainer: Trainer, evaluation: Evaluation | None
+    release: Path,
+    config: RunConfig,
+    task: Task,
+    trainer: Trainer,
+    progress: Progress,
+    evaluation: Evaluation | None,
 ) -> None:
     """Write weights (safetensors), ``privacy.json``, the model card and the model's settings.
 
@@ -41,7 +46,7 @@ def write_release(
         write_atomically(made / "model.safetensors", serialise(weights, {"format": "pt"}))
         write_atomically(made / "privacy.json", _json(record.to_dict()))
         write_atomically(made / "config.json", _json(model_settings(config, task)))
-        write_atomically(made / "README.md", _card(config, task, record, evaluation))
+        write_atomically(made / "README.md", _card(config, task, record, progress, evaluation))
         if release.exists():
             shutil.rmtree(release)
         os.replace(made, release)
@@ -50,9 +55,15 @@ def write_release(
         shutil.rmtree(made, ignore_errors=True)
 
 
-def _card(config: RunConfig, task: Task, record: PrivacyRecord, evaluation: Evaluation | None) -> str:
+def _card(
+    config: RunConfig, task: Task, record: PrivacyRecord, progress: Progress, evaluation: Evaluation | None
+) -> str:
     """The model card. Everything said of the records is their task's public description."""
     sections = {"Data": "\n".join(f"- {name}: {value}" for name, value in task.description.items())}
+    origin = "trained from random weights"
+    if progress.pretraining is not None:
+        origin = "trained after public pretraining on drawn letters"
+        sections["Public pretraining"] = "\n".join(f"- {k}: {v}" for k, v in progress.pretraining.items())
     if evaluation is not None:
         sections["Evaluation"] = (
             f"Accuracy {evaluation.test_accuracy:.1%} on {len(task.test):,} held-out records, which the guarantee doesn't "
@@ -62,7 +73,7 @@ def _card(config: RunConfig, task: Task, record: PrivacyRecord, evaluation: Eval
     return model_card(
         record,
         title=f"{config.model} on {task.name}",
-        introduction=f"A classifier with {task.num_classes} classes, trained from scratch with differential privacy.",
+        introduction=f"A classifier with {task.num_classes} classes, {origin}, with differential privacy.",
         tags=[f"{task.kind}-classification"],
         sections=sections,
     )
@@ -112,6 +123,7 @@ def write_report(
         rows=rows,
         lost=progress.lost,
         data=task.description,
+        pretraining=progress.pretraining or {},
         settings=public_settings(config),
         environment=environment(trainer.device),
     )

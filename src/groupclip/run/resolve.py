@@ -10,11 +10,11 @@ from ..mechanism import default_delta
 from ..tasks import Task
 from .config import RunConfig
 from .errors import ConfigError
-from .recipes import EVALUATIONS, FALLBACK, RECIPES
+from .recipes import EVALUATIONS, recipe
 
 
 def resolve(request: Mapping[str, Any], task: Task) -> RunConfig:
-    """Fill what ``request`` (see ``checked_request``) leaves open, by the task's recipe.
+    """Fill what ``request`` (see ``checked_request``) leaves open, by the task's advised.
 
     The only fact of the records that is used is their number, which is public.
 
@@ -23,9 +23,9 @@ def resolve(request: Mapping[str, Any], task: Task) -> RunConfig:
     """
     if "epsilon" not in request:
         raise ConfigError("no epsilon is given: say how much privacy the run may spend, e.g. --epsilon 3")
-    recipe = RECIPES.get(task.name, FALLBACK[task.kind])
+    advised = recipe(task.name, task.kind, request.get("model"))
     size = len(task.train)
-    batch = request.get("batch_size", min(recipe.batch_size, max(1, size // 4)))
+    batch = request.get("batch_size", min(advised.batch_size, max(1, size // 2)))
     if batch > size:
         raise ConfigError(
             f"batch_size={batch} is larger than the {size} training samples; use at most that many"
@@ -33,22 +33,23 @@ def resolve(request: Mapping[str, Any], task: Task) -> RunConfig:
     steps = (
         request["steps"]
         if "steps" in request
-        else steps_of(request.get("epochs", recipe.epochs), size, batch)
+        else steps_of(request.get("epochs", advised.epochs), size, batch)
     )
     defaults = {
-        "model": recipe.model,
-        "clipping": recipe.clipping,
+        "model": advised.model,
+        "clipping": advised.clipping,
         "clip": "automatic",
         "thresholds": 1.0,
         "delta": default_delta(size),
         "batch_size": batch,
         "steps": steps,
-        "microbatch": recipe.microbatch,
-        "optimizer": recipe.optimizer,
-        "lr": recipe.lr,
-        "schedule": recipe.schedule,
-        "momentum": recipe.momentum,
-        "weight_decay": recipe.weight_decay,
+        "microbatch": advised.microbatch,
+        "optimizer": advised.optimizer,
+        "lr": advised.lr,
+        "schedule": advised.schedule,
+        "momentum": advised.momentum,
+        "weight_decay": advised.weight_decay,
+        "pretrain_steps": advised.pretrain_steps,
         "seed": 0,
         "eval_every": math.ceil(steps / EVALUATIONS),
         "device": "auto",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from . import checkpoint
 from .build import Trainer, build
 from .checkpoint import Progress
 from .config import RunConfig, checked_request, read_yaml, task_options, to_yaml
-from .errors import ConfigError
+from .errors import ConfigError, RunInterrupted
 from .evaluate import Evaluation, evaluate
 from .files import said_plainly, write_atomically
 from .folder import RunFolder, existing_folder, new_folder, refuse_used
@@ -22,6 +22,7 @@ from .journal import Journal, read_journal
 from .loop import Loop
 from .metrics import cut_torn_row, read_rows
 from .observer import Beginning, Nobody, Observer
+from .pretraining import check_pretrainable, pretrained
 from .release import write_release, write_report
 from .resolve import resolve
 
@@ -64,6 +65,7 @@ def start(request: Mapping[str, Any], out: Path, *, checkpoint_seconds: float = 
     task = _load(checked)
     config = resolve(checked, task)
     trainer = build(config, task)
+    check_pretrainable(config, trainer.model)
     folder = new_folder(out)
     try:
         run = Run(config, task, trainer, folder, Progress(), checkpoint_seconds)
@@ -129,12 +131,15 @@ class Run:
         checkpoint_seconds: float,
     ) -> None:
         self.config, self.task, self.trainer, self.folder = config, task, trainer, folder
+        self._checkpoint_seconds = checkpoint_seconds
         self.loop = Loop(config, task, trainer, folder, progress, checkpoint_seconds)
 
     def train(self, observer: Observer | None = None, *, keep_resume: bool = False) -> Outcome:
         """Take the steps that are left and write the results; errors: :meth:`groupclip.run.loop.Loop.run`."""
         watcher = Nobody() if observer is None else observer
         try:
+            if self.config.pretrain_steps and self.loop.progress.pretraining is None:
+                self._pretrain(watcher)
             lost = sum(last - first + 1 for first, last in self.loop.progress.lost)
             sigma = self.trainer.noise_multiplier
             watcher.begin(
@@ -147,6 +152,24 @@ class Run:
         finally:
             self.folder.close()
 
+    def _pretrain(self, watcher: Observer) -> None:
+        """Before the first private step; an interruption here loses the pretraining, and no privacy was spent."""
+        steps = self.config.pretrain_steps
+
+        def tell(step: int) -> None:
+            watcher.pretraining(step, steps)
+            if watcher.stop_requested():
+                raise RunInterrupted(
+                    f"stopped in the public pretraining, which will begin again; go on with: {self.folder.resume_command()}"
+                )
+
+        self.trainer, facts = pretrained(self.config, self.task, self.trainer, tell)
+        progress = replace(self.loop.progress, pretraining=facts)
+        self.loop = Loop(
+            self.config, self.task, self.trainer, self.folder, progress, self._checkpoint_seconds
+        )
+        self.loop.save()
+
     def _final_evaluation(self) -> Evaluation | None:
         if not self.config.eval_every:
             return None
@@ -156,7 +179,7 @@ class Run:
         trainer, folder, progress = self.trainer, self.folder, self.loop.progress
         epsilon = trainer.engine.epsilon(delta=self.config.delta)
         with said_plainly("writing the results", f"go on with: {folder.resume_command()}"):
-            write_release(folder.release, self.config, self.task, trainer, evaluation)
+            write_release(folder.release, self.config, self.task, trainer, progress, evaluation)
             rows = read_rows(folder.metrics)
             write_report(folder.report, self.config, self.task, trainer, progress, evaluation, rows)
             if not keep_resume:
@@ -206,4 +229,4 @@ def _charge_lost(saved: checkpoint.Checkpoint, charged: int) -> tuple[dict[str, 
         return ledger, saved.progress
     ledger["steps"] = {**ledger["steps"], "groupclip": ledger["steps"]["groupclip"] + charged - counted}
     lost = (*saved.progress.lost, (counted + 1, charged))
-    return ledger, Progress(saved.progress.updates, lost)
+    return ledger, replace(saved.progress, lost=lost)

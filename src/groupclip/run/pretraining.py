@@ -1,0 +1,47 @@
+"""Public pretraining before the private steps: drawn letters, no record of anybody, no privacy spent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn
+
+from ..engine import attach
+from ..models import pretrain_on_letters
+from ..models.cnn import SmallCNN
+from ..models.vit import VisionTransformer
+from ..tasks import Task
+from .build import Trainer
+from .config import RunConfig
+from .errors import ConfigError
+
+
+def check_pretrainable(config: RunConfig, model: nn.Module) -> None:
+    """Raise ConfigError if the settings ask for pretraining that the model can't have."""
+    if config.pretrain_steps and not isinstance(model, VisionTransformer | SmallCNN):
+        raise ConfigError(
+            f"pretrain_steps={config.pretrain_steps}, but only the ViTs and cnn-small can be pretrained on drawn "
+            f"letters, not {config.model}: set it to 0"
+        )
+
+
+def pretrained(
+    config: RunConfig, task: Task, trainer: Trainer, on_step: Callable[[int], None]
+) -> tuple[Trainer, dict[str, object]]:
+    """A trainer whose model was pretrained, and facts about that for reports.
+
+    The engine is taken off meanwhile, which it can be since no private step was taken, and a new one put on.
+    """
+    trainer.engine.detach()
+    facts = pretrain_on_letters(
+        trainer.model, task.input_shape, steps=config.pretrain_steps, seed=config.seed, on_step=on_step
+    )
+    engine = attach(
+        trainer.model,
+        trainer.optimizer,
+        trainer.engine.partition,
+        trainer.mechanism,
+        clip=config.clip,
+        thresholds=config.thresholds,
+    )
+    return Trainer(trainer.model, trainer.optimizer, engine, trainer.mechanism, trainer.device), facts
