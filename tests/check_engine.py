@@ -86,15 +86,32 @@ def clipped_by_engine(
     split: Sequence[int] | None = None,
 ) -> Clipped:
     """What the engine makes of the batch in micro-batches of the sizes ``split``; detached afterwards."""
+    return clipped_by_engine_in_splits(model, losses, batch, groups, clip, thresholds, [split or [len(batch[0])]])[0]
+
+
+def clipped_by_engine_in_splits(
+    model: nn.Module,
+    losses: oracle.Losses,
+    batch: Batch,
+    groups: Partition,
+    clip: str,
+    thresholds: Mapping[str, float] | float,
+    splits: Sequence[Sequence[int]],
+) -> list[Clipped]:
+    """The same for several splits, one logical batch after another, by one engine."""
     engine = gc.attach(model, None, groups, None, clip=clip, thresholds=thresholds)
+    results = []
     try:
-        norms: list[dict[str, Tensor]] = []
-        for part in cut(batch, split or [len(batch[0])]):
-            engine.backward(losses(model, part))
-            norms.append(engine.unsafe_norms())
-        return Clipped(gradients(model), {g: torch.cat([n[g] for n in norms]) for g in groups})
+        for split in splits:
+            norms: list[dict[str, Tensor]] = []
+            for part in cut(batch, split):
+                engine.backward(losses(model, part))
+                norms.append(engine.unsafe_norms())
+            results.append(Clipped(gradients(model), {g: torch.cat([n[g] for n in norms]) for g in groups}))
+            engine.discard()
     finally:
         engine.detach()
+    return results
 
 
 def between(norms: Mapping[str, Tensor]) -> dict[str, float]:
@@ -192,11 +209,13 @@ def inexact(
         thresholds = between(oracle.clipped_sum(model, losses, batch, members(groups)).norms)
         want = oracle.clipped_sum(model, losses, batch, members(groups), "abadi", thresholds)
         chosen = groups.with_methods({name: methods for group in groups for name in groups[group]})
-        engine = gc.attach(model, None, groups, None)
-        attached = losses(model, batch).detach()
+        engine = gc.attach(model, None, chosen, None, clip="abadi", thresholds=thresholds)
+        attached = losses(model, batch)
+        engine.backward(attached)
+        got = Clipped(gradients(model), engine.unsafe_norms())
         engine.detach()
+        attached = attached.detach()
         if _largest(attached - plain) > 1e-12 * max(1.0, _largest(plain)):
             found.append(f"{style}: attaching changes the losses by {_largest(attached - plain):.1e}")
-        got = clipped_by_engine(model, losses, batch, chosen, "abadi", thresholds)
         found += [f"{style}: {fault}" for fault in faults(got, want, groups, thresholds, 1e-10)]
     return found
