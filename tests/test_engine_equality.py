@@ -134,7 +134,7 @@ def test_an_empty_batch_adds_nothing(name: str) -> None:
 @pytest.mark.parametrize("name", ENTRIES)
 def test_the_whole_product(name: str, clip: str) -> None:
     for style in styles_of(name):
-        if style == "boundaries:1" and not _has_two_layers(name):
+        if style in ("boundaries:1", "uniform:2") and not _has_two_layers(name):
             continue
         splits = SPLITS if name not in NO_EMPTY_BATCH else SPLITS[:3]
         for method in ("", GRAM, INSTANTIATED):
