@@ -16,8 +16,8 @@ from ..tasks.letters import LETTERS, distort, draw_letters, fit
 from .cnn import SmallCNN
 from .vit import VisionTransformer
 
-BATCH = 256
-LEARNING_RATE = 2e-3
+BATCH = 128
+LEARNING_RATE = 4e-3
 WEIGHT_DECAY = 0.05
 WARMUP = 20  # steps
 
@@ -26,7 +26,7 @@ def pretrain_on_letters(
     model: nn.Module,
     input_shape: tuple[int, ...],
     *,
-    steps: int = 600,
+    steps: int = 1500,
     seed: int = 0,
     on_step: Callable[[int], None] | None = None,
 ) -> dict[str, object]:
@@ -36,7 +36,7 @@ def pretrain_on_letters(
 
     Args:
         model: whose attribute ``head`` is its last layer; for images of ``input_shape`` (C, H, W).
-        steps: batches of 256 letters, distorted anew each time.
+        steps: batches of 128 letters, distorted anew each time.
         seed: of the distortions and of the head for letters, both public.
         on_step: called after each step with the number of steps done.
 
