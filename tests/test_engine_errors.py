@@ -451,10 +451,11 @@ def test_steps_past_the_plan() -> None:
         optimizer.step()
         optimizer.zero_grad()
     engine.backward(ENTRY.losses(model, ENTRY.batch(4)))
-    before = numbers(model)
+    before, clipped = numbers(model), gradients(model)
     with pytest.raises(BudgetExceeded, match=r"all 2 planned steps are released.*plan more steps in a new Mechanism"):
         optimizer.step()
     assert same(model, before)
+    assert all(torch.equal(g, clipped[n]) for n, g in gradients(model).items()), "noise was drawn for a step too many"
     assert engine.ledger is not None and engine.ledger.steps == 2
 
 

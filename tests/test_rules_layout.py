@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import groupclip as gc
 import oracle
 from check_engine import Clipped, faults, gradients, inexact, members
+from groupclip.private import PrivateTensor
 from models import output_square
 
 T, D = 4, 3  # sizes of batches below meet T, its divisors and its multiples
@@ -310,6 +311,31 @@ LAYOUTS: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_samples_are_found_wherever_they_lie(layout: str, size: int) -> None:
     assert inexact(LAYOUTS[layout](), sequences(size)) == []
+
+
+def with_dropout() -> nn.Module:
+    return SequenceFirst(nn.Linear(D, 8), nn.Dropout(0.5), nn.Tanh(), nn.Linear(8, 2))
+
+
+FAST = {name: LAYOUTS[name] for name in LAYOUTS if name not in ("permuted", "experts")} | {"dropout": with_dropout}
+
+
+def takes_the_fast_way(model: nn.Module, batch: tuple[Tensor, ...]) -> bool:
+    """Exact is every way; the slow one is a backward pass for each sample, and has a private tensor for a result."""
+    engine = gc.attach(model, None, "param-wise", None)
+    fast = not isinstance(model(*batch), PrivateTensor)
+    engine.detach()
+    return fast
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 8])
+@pytest.mark.parametrize("layout", FAST)
+def test_layouts_along_one_dimension_take_the_fast_way(layout: str, size: int) -> None:
+    assert takes_the_fast_way(FAST[layout](), sequences(size))
+
+
+def test_twin_samples_in_another_order_do_not() -> None:
+    assert not takes_the_fast_way(Permuted(), sequences(4))
 
 
 @pytest.mark.parametrize("sizes", [(4, 3), (1, 4), (2, 4, 2), (3, 4)])
