@@ -2,9 +2,11 @@
 
 import pytest
 
-from groupclip.mechanism import default_delta
+from groupclip.mechanism import Mechanism, default_delta
 from groupclip.run import ConfigError, RunConfig, read_yaml, resolve, steps_of
+from groupclip.run.build import build
 from groupclip.run.config import checked_request, to_yaml
+from groupclip.run.pretraining import check_pretrainable
 from groupclip.tasks import load_task
 
 
@@ -105,3 +107,13 @@ def test_a_batch_larger_than_the_data_is_refused():
 )
 def test_epochs_are_steps_rounded_up(epochs, size, batch, steps):
     assert steps_of(epochs, size, batch) == steps
+
+
+@pytest.mark.parametrize("model", ["linear", "mlp", "cnn-small", "vit-micro", "vit-tiny"])
+def test_the_defaults_of_a_task_fit_every_model(model):
+    task = load_task("digits")
+    config = resolve(checked_request({"task": "digits", "epsilon": 3, "model": model}), task)
+    mechanism = Mechanism(dataset_size=1437, expected_batch_size=config.batch_size, steps=config.steps, noise_multiplier=1)
+    trainer = build(config, task, mechanism)
+    check_pretrainable(config, trainer.model)
+    trainer.engine.detach()

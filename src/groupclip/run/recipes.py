@@ -43,8 +43,8 @@ TUNED: dict[str, Recipe] = {
 """By task: for the recipe's own model alone, with which it was found."""
 
 GENERAL: dict[Literal["image", "text"], Recipe] = {
-    "image": Recipe(model="cnn-small", clipping="layer-wise", batch_size=512, epochs=20, lr=2e-3),
-    "text": Recipe(model="text-small", clipping="block-wise", batch_size=512, epochs=20, lr=1e-3),
+    "image": Recipe(model="cnn-small", clipping="layer-wise", batch_size=512, epochs=10, lr=3e-3),
+    "text": Recipe(model="mlp", clipping="layer-wise", batch_size=512, epochs=10, lr=1e-2),
 }
 """By kind of input: for every other task, and for other models."""
 
