@@ -102,8 +102,10 @@ def _read_folder(published: Published, path: Path) -> list[np.ndarray]:
 
 def _read_npz(path: Path) -> list[np.ndarray]:
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
+        # opened here, since numpy leaves a damaged file open
+        with path.open("rb") as file:
+            archive = np.load(file, allow_pickle=False)
+            if isinstance(archive, np.ndarray):
                 raise ValueError("it holds one bare array")
             for keys in NPZ_KEYS:
                 if all(key in archive for key in keys):

@@ -1,0 +1,120 @@
+"""Labelled texts from CSV files, and the tokenizer that learns nothing from them."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from groupclip.tasks import TaskOptions, load_task
+from groupclip.tasks.tokenizer import HashTokenizer
+
+ROWS = [(f"film number {n} was fine", "good" if n % 2 else "bad") for n in range(40)]
+
+
+def write(path, rows=ROWS, header="text,label"):
+    path.write_text("\n".join([header, *(f"{text},{label}" for text, label in rows)]) + "\n", encoding="utf-8")
+    return path
+
+
+def test_a_plain_file(tmp_path):
+    task = load_task(f"csv:{write(tmp_path / 'reviews.csv')}")
+    assert (task.kind, task.classes, task.input_shape, task.vocabulary) == ("text", ("bad", "good"), (64,), 8192)
+    assert len(task.train) + len(task.test) == 40 and 0 < len(task.test) < 20
+    ids, labels = task.train.tensors
+    assert ids.dtype == labels.dtype == torch.int64
+    assert ids[:, :5].min() > 0 and (ids[:, 5:] == 0).all()  # five words each
+    assert "reviews" not in str(task.description)
+    assert task.description["label_set"] == "the labels that occur, taken as public"
+
+
+def test_adding_a_row_moves_no_other(tmp_path):
+    before = load_task("csv", data=write(tmp_path / "a.csv"))
+    after = load_task("csv", data=write(tmp_path / "b.csv", [("a new one", "good"), *ROWS]))
+    rows = lambda part: {tuple(row) for row in part.tensors[0].tolist()}  # noqa: E731
+    new = {tuple(HashTokenizer().encode(["a new one"])[0].tolist())}
+    assert rows(before.train) == rows(after.train) - new
+    assert rows(before.test) == rows(after.test) - new
+
+
+def test_equal_texts_stay_together(tmp_path):
+    task = load_task("csv", data=write(tmp_path / "a.csv", ROWS * 3))
+    train, test = ({tuple(row) for row in part.tensors[0].tolist()} for part in (task.train, task.test))
+    assert not train & test
+
+
+def test_columns_test_public_and_lengths(tmp_path):
+    write(tmp_path / "train.csv", header="review,stars")
+    write(tmp_path / "test.csv", ROWS[:4], header="review,stars")
+    options = TaskOptions(
+        text_column="review", label_column="stars", max_length=3, vocabulary=50, classes=("good", "bad", "mixed"),
+        test=tmp_path / "test.csv", public=tmp_path / "test.csv",
+    )  # fmt: skip
+    task = load_task("csv", data=tmp_path / "train.csv", options=options)
+    assert (len(task.train), len(task.test), len(task.public)) == (40, 4, 4)
+    assert task.classes == ("good", "bad", "mixed") and task.test.tensors[1].tolist() == [1, 0, 1, 0]
+    assert task.train.tensors[0].shape == (40, 3) and task.train.tensors[0].max() < 50
+    assert task.description["label_set"] == "given"
+
+
+def test_quotes_marks_tabs_and_blank_lines(tmp_path):
+    body = '\ufefftext\tlabel\n"one, ""two""\nthree"\tgood\n\nplain\tbad\n'
+    for name in ("a.tsv", "b.tsv"):
+        (tmp_path / name).write_text(body, encoding="utf-8")
+    task = load_task("csv", data=tmp_path / "a.tsv", options=TaskOptions(test=tmp_path / "b.tsv"))
+    assert task.train.tensors[1].tolist() == [1, 0]
+    assert task.train.tensors[0][0].tolist()[:7] == [*HashTokenizer().ids('one, "two" three'), 0]
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "message"),
+    [
+        (b"", {}, "is empty; its first line should name the columns"),
+        (b"text,label\n", {}, "has a header but no rows"),
+        (b"text,label\na,b\n", {}, "has 1 row(s), too few to hold out one in five; set option test"),
+        (b"words,label\na,b\n", {}, "has no column 'text'; its columns are ['words', 'label']. Set text_column"),
+        (b"text,label,text\na,b,c\n", {}, "has more than one column 'text'"),
+        (b"text,label\na,b\nc\n", {}, "line 3: 1 fields, but 2 in the header; put texts that hold a separator"),
+        (b"text,label\na,b\nc, \n", {}, "line 3: no label; add it or take the row out"),
+        (b"text,label\ncaf\xe9,b\n", {}, "is not UTF-8 (invalid continuation byte); save it as UTF-8"),
+        (b'text,label\n"a,b\n', {}, "is no well-formed CSV file: unexpected end of data"),
+        (b"text,label\n" + b"".join(b"t%d,same\n" % n for n in range(40)), {}, "'label' has one label, ['same']"),
+        (b"text,label\n" + b"".join(b"t%d,l%d\n" % (n, n % 3) for n in range(40)), dict(classes=("l0", "l1")),
+         "label 'l2' is none of the classes ['l0', 'l1']; list it in option classes"),
+        (b"text,label\na,b\n", dict(vocabulary=1), "vocabulary=1 must be at least 2"),
+        (b"text,label\na,b\n", dict(max_length=0), "max_length=0 must be at least 1 token"),
+    ],
+)  # fmt: skip
+def test_files_and_options_that_cannot_be_used(tmp_path, content, options, message):
+    (tmp_path / "a.csv").write_bytes(content)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        load_task("csv", data=tmp_path / "a.csv", options=TaskOptions(**options))
+
+
+def test_missing_files(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no file .*gone\.csv\. It should be a CSV file with a header"):
+        load_task("csv", data=tmp_path / "gone.csv")
+    with pytest.raises(FileNotFoundError, match=r"no file .*test\.csv"):
+        options = TaskOptions(test=tmp_path / "test.csv")
+        load_task("csv", data=write(tmp_path / "a.csv"), options=options)
+
+
+def test_the_tokenizer():
+    tokenizer = HashTokenizer(vocabulary=1000, max_length=4)
+    assert tokenizer.ids("Don't") == tokenizer.ids("don ' T")
+    assert tokenizer.ids("caf\u00e9") == tokenizer.ids("cafe\u0301")  # one letter, two ways to write it
+    assert len(tokenizer.ids("a b c d e f")) == 4
+    assert tokenizer.encode(["", "a"]).tolist() == [[0, 0, 0, 0], [*tokenizer.ids("a"), 0, 0, 0]]
+    ids = [tokenizer.ids(f"word{n}")[0] for n in range(20_000)]
+    assert min(ids) == 1 and max(ids) == 999  # every bucket but padding is in use
+
+
+def test_the_tokenizer_is_the_same_in_every_process():
+    code = "from groupclip.tasks.tokenizer import HashTokenizer as H; print(H().ids('private data!'))"
+    runs = {
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        for _ in range(2)
+    }
+    assert runs == {f"{HashTokenizer().ids('private data!')}\n"}
+    assert HashTokenizer().ids("private data!") == [4198, 2898, 6514]  # another hash would silently break saved models
