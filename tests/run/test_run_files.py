@@ -54,10 +54,19 @@ def test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint(tmp_path, monke
     assert (outcome.steps, outcome.updates) == (STEPS, STEPS - 4)
 
 
-def test_a_full_disk_at_the_very_beginning(tmp_path, monkeypatch):
+@pytest.mark.parametrize("written", ["run.yaml", "checkpoint.safetensors"])
+def test_a_full_disk_at_the_very_beginning(tmp_path, monkeypatch, written):
     out = tmp_path / "run"
     disk = FullDisk(monkeypatch)
-    disk.fill()
+    write = write_atomically
+
+    def fill_at(path, *content):
+        if path.name == written:
+            disk.fill()
+        write(path, *content)
+
+    monkeypatch.setattr("groupclip.run.train.write_atomically", fill_at)
+    monkeypatch.setattr("groupclip.run.checkpoint.write_atomically", fill_at)
     with pytest.raises(RunFailed, match=r"no space left on the disk while beginning the run.*start it again"):
         start(REQUEST, out)
     assert list(out.iterdir()) == []

@@ -93,14 +93,18 @@ class Loop:
     def save(self) -> None:
         """Write a checkpoint of the steps taken so far. RunFailed if the disk doesn't take it."""
         with said_plainly("writing the checkpoint", f"go on with: {self.folder.resume_command()}"):
-            checkpoint.save(
-                self.folder.checkpoint,
-                self.config.to_dict(),
-                self.trainer.model,
-                self.trainer.optimizer,
-                self.trainer.engine.state_dict(),
-                self.progress,
-            )
+            self.write_checkpoint()
+
+    def write_checkpoint(self) -> None:
+        """What :meth:`save` does, but an OSError stays one."""
+        checkpoint.save(
+            self.folder.checkpoint,
+            self.config.to_dict(),
+            self.trainer.model,
+            self.trainer.optimizer,
+            self.trainer.engine.state_dict(),
+            self.progress,
+        )
         self._saved = time.monotonic()
 
     def _step(self, batch: LogicalBatch, step: int) -> None:

@@ -72,7 +72,7 @@ def start(request: Mapping[str, Any], out: Path, *, checkpoint_seconds: float = 
         with said_plainly("beginning the run", "start it again"):
             write_atomically(folder.config, to_yaml(config, _HEADING))
             Journal(folder.journal, charged=0).close()  # before there is a checkpoint to go on from
-        run.loop.save()
+            run.loop.write_checkpoint()
     except BaseException:
         folder.config.unlink(missing_ok=True)
         shutil.rmtree(folder.resume, ignore_errors=True)
