@@ -103,12 +103,13 @@ def train(
         else:
             prepared = run.start(request, out)
     console = Console(stderr=True, quiet=quiet or as_json, highlight=False)
-    with StopOnSignal() as signals, Terminal(signals, console) as terminal:
-        try:
+    signals = StopOnSignal()
+    try:
+        with signals, Terminal(signals, console) as terminal:
             outcome = prepared.train(terminal, keep_resume=keep_resume)
-        except run.RunInterrupted as interrupted:
-            click.echo(f"groupclip: {interrupted}", err=True)
-            raise click.exceptions.Exit(signals.exit_code) from None
+    except run.RunInterrupted as interrupted:
+        click.echo(f"groupclip: {interrupted}", err=True)
+        raise click.exceptions.Exit(signals.exit_code) from None
     if as_json:
         print_json({k: str(v) if isinstance(v, Path) else v for k, v in dataclasses.asdict(outcome).items()})
     else:
