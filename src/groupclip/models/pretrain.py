@@ -26,7 +26,7 @@ def pretrain_on_letters(
     model: nn.Module,
     input_shape: tuple[int, ...],
     *,
-    steps: int = 1500,
+    steps: int = 1000,
     seed: int = 0,
     on_step: Callable[[int], None] | None = None,
 ) -> dict[str, object]:
