@@ -8,7 +8,7 @@ import io
 import json
 import pickle
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -422,12 +422,22 @@ class Saved(torch.autograd.graph.saved_tensors_hooks):
         return len(self.boxes)
 
 
+@pytest.fixture
+def small_heap() -> Iterator[None]:
+    """Counts look at what comes from here on: collecting all that a test session has piled up takes half a second."""
+    garbage.collect()
+    garbage.freeze()
+    yield
+    garbage.unfreeze()
+
+
 def live_tensors() -> int:
     """Those that Python holds."""
     garbage.collect()
     return sum(1 for o in garbage.get_objects() if issubclass(type(o), Tensor))
 
 
+@pytest.mark.usefixtures("small_heap")
 @pytest.mark.parametrize("name", CORE)
 def test_evaluation_leaks_nothing_and_disturbs_no_pending_backward(name: str) -> None:
     """A hundred passes under no_grad between forward and backward."""
@@ -474,6 +484,7 @@ def test_a_forward_pass_thrown_away_changes_nothing(name: str, kept: bool) -> No
         torch.testing.assert_close(norms, want.norms[group], rtol=1e-13, atol=0)
 
 
+@pytest.mark.usefixtures("small_heap")
 @pytest.mark.parametrize("name", CORE)
 def test_no_pass_holds_memory(name: str) -> None:
     """Passes thrown away, failed losses, whole steps: what autograd and Python hold stays as it was."""
@@ -500,6 +511,7 @@ def test_no_pass_holds_memory(name: str) -> None:
     assert live_tensors() <= before
 
 
+@pytest.mark.usefixtures("small_heap")
 @pytest.mark.parametrize("name", CORE)
 def test_memory_is_freed_in_the_backward_pass(name: str) -> None:
     """After it nothing is held though the losses are kept; before it, something is (or the test above shows nothing)."""
