@@ -45,7 +45,7 @@ def test_it_comes_before_the_private_steps_and_is_told(tmp_path):
     assert not any(name.startswith("head.") for name in moved)  # the head for letters is thrown away
     card = (outcome.release / "README.md").read_text()
     assert "trained after public pretraining on drawn letters" in card
-    assert "3 steps on 256 drawn letters each" in card
+    assert run.loop.progress.pretraining["what"] in card
     assert "Public pretraining" in outcome.report.read_text()
     assert "pretrain_steps: 3" in (outcome.out / "run.yaml").read_text()
 
@@ -72,10 +72,11 @@ def test_resumed_after_it_a_run_does_not_do_it_again(tmp_path):
     with pytest.raises(RunInterrupted, match="after step 1"):
         start(REQUEST, out, checkpoint_seconds=SELDOM).train(StopAfter(1))
     watcher = Told()
-    outcome = resume(out).train(watcher)
+    run = resume(out)
+    outcome = run.train(watcher)
     assert watcher.pretrained == []
     assert (outcome.steps, outcome.updates) == (2, 2)
-    assert "3 steps on 256 drawn letters each" in (outcome.release / "README.md").read_text()
+    assert run.loop.progress.pretraining["what"] in (outcome.release / "README.md").read_text()
 
 
 def test_a_model_that_cannot_have_it_is_refused_before_anything_is_written(tmp_path):
