@@ -61,6 +61,15 @@ def test_settings_come_from_a_file_and_the_command_line_wins(tmp_path, capsys):
     assert (second / "run.yaml").read_text() == settings.replace("steps: 5", "steps: 3")
 
 
+def test_without_out_every_run_gets_a_folder_of_its_own(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for number in (1, 2):
+        assert run(["train", *SMALL, "--steps", "1", "--quiet"]) == 0
+        assert f"runs/digits-{number}/release" in capsys.readouterr().out
+    assert run(["train", "--config", "runs/digits-1/run.yaml", "--quiet"]) == 0
+    assert (tmp_path / "runs" / "digits-3" / "release").is_dir()
+
+
 def test_thresholds_and_options_are_read(tmp_path):
     out = tmp_path / "run"
     arguments = [
@@ -75,7 +84,7 @@ def test_thresholds_and_options_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        ([], "no folder is given: say where to write, e.g. --out"),
+        (["--out", ""], "isn't empty"),
         (["--out", "new", "--clipping", "unifrom:2"], "unknown clipping style 'unifrom:2'"),
         (["--out", "new", "--task", "digit"], "unknown task 'digit'; did you mean 'digits'?"),
         (["--out", "new", "--task", "csv:missing.csv"], "there is no file"),

@@ -51,6 +51,7 @@ def test_the_plan_is_named_by_its_hash(finished):
     facts = json.loads((finished.release / "privacy.json").read_text())
     assert len(facts["plan_hash"]) == 64
     assert facts["epsilon"] == finished.epsilon
+    assert facts["sampling_used"] == {"groupclip": STEPS, "user": 0}
 
 
 def test_the_released_weights_give_the_reported_accuracy(finished):
@@ -97,6 +98,13 @@ def test_a_run_without_evaluation_never_looks_at_held_out_records(tmp_path, monk
     outcome = start({**REQUEST, "steps": 2, "eval_every": 0}, tmp_path / "blind").train()
     assert outcome.test_accuracy is None
     assert not any("test_accuracy" in row for row in rows_of(outcome))
+
+
+def test_a_run_that_diverges_is_a_run_all_the_same(tmp_path):
+    request = {**REQUEST, "steps": 3, "eval_every": 1, "lr": 1e38, "optimizer": "sgd"}
+    outcome = start(request, tmp_path / "diverged").train()
+    assert [row["step"] for row in rows_of(outcome)] == [1, 2, 3]
+    assert "public_loss" not in rows_of(outcome)[-1]
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,7 @@ def main() -> None:
         import yaml  # noqa: F401
     except ModuleNotFoundError as error:
         sys.exit(
-            f"groupclip: the command line needs {error.name}, which isn't installed; run: pip install "
-            "'groupclip[cli]'"
+            f"groupclip: the command line needs {error.name}, which isn't installed; run: pip install 'groupclip[cli]'"
         )
     from .app import run
 

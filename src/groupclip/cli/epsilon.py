@@ -11,9 +11,7 @@ from .arguments import arguments_at_fault, print_json
 
 @click.command()
 @plan.plan_options
-@click.option(
-    "--noise-multiplier", type=float, required=True, help="sigma: noise over the sensitivity of a step."
-)
+@click.option("--noise-multiplier", type=float, required=True, help="sigma: noise over the sensitivity of a step.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def epsilon(
     dataset_size: int,

@@ -78,13 +78,10 @@ def facts(mechanism: Mechanism, spent: PrivacySpent) -> dict[str, Any]:
 
 def text(mechanism: Mechanism, spent: PrivacySpent) -> str:
     """What both commands tell a person."""
-    other = [
-        f"{name} {value:.4f}" for name, value in (("RDP", spent.rdp), ("PLD", spent.pld)) if value is not None
-    ]
+    other = [f"{name} {value:.4f}" for name, value in (("RDP", spent.rdp), ("PLD", spent.pld)) if value is not None]
     lines = [
         f"noise multiplier  {mechanism.noise_multiplier:.6g}",
-        f"epsilon           {spent.epsilon:.4f} at delta {spent.delta:g}, by {spent.accountant} "
-        f"({', '.join(other)})",
+        f"epsilon           {spent.epsilon:.4f} at delta {spent.delta:g}, by {spent.accountant} ({', '.join(other)})",
         f"steps             {mechanism.steps} Poisson batches of {mechanism.expected_batch_size:g} samples "
         "on average, "
         f"each sample with probability {mechanism.sample_rate:.6g}",

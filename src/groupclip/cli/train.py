@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,15 +20,9 @@ from .signals import StopOnSignal
 SETTINGS = (
     click.option("--task", help="digits, mnist, fashion-mnist, imagefolder:PATH or csv:PATH."),
     click.option("--data", help="Path of the task's files, if it isn't in --task."),
-    click.option(
-        "--task-option", multiple=True, metavar="NAME=VALUE", help="E.g. text_column=review; repeatable."
-    ),
-    click.option(
-        "--model", help="vit-micro, vit-tiny, vit-small, vit-base, vit-large, cnn-small, mlp, text-small ..."
-    ),
-    click.option(
-        "--model-option", multiple=True, metavar="NAME=VALUE", help="E.g. patch_size=4; repeatable."
-    ),
+    click.option("--task-option", multiple=True, metavar="NAME=VALUE", help="E.g. text_column=review; repeatable."),
+    click.option("--model", help="vit-micro, vit-tiny, vit-small, vit-base, vit-large, cnn-small, mlp, text-small ..."),
+    click.option("--model-option", multiple=True, metavar="NAME=VALUE", help="E.g. patch_size=4; repeatable."),
     click.option("--clipping", help="Style of the groups: all-layer, layer-wise, block-wise, uniform:M ..."),
     click.option("--clip", help="Clip function: automatic (default), abadi, flat-normalised, global."),
     click.option("--thresholds", help="R (default 1; R_m = R/sqrt(M)), or R_1,..,R_M, or GROUP=R_m,..."),
@@ -61,11 +56,11 @@ def _settings(command: Any) -> Any:
 @_settings
 @click.option("--config", type=click.Path(path_type=Path), help="Settings in YAML, such as a run's run.yaml.")
 @click.option(
-    "--out", type=click.Path(path_type=Path), help="New or empty folder for everything that is written."
+    "--out",
+    type=click.Path(path_type=Path),
+    help="New or empty folder for everything that is written. Default: runs/TASK-N.",
 )
-@click.option(
-    "--resume", type=click.Path(path_type=Path), metavar="OUT", help="Go on with the run in this folder."
-)
+@click.option("--resume", type=click.Path(path_type=Path), metavar="OUT", help="Go on with the run in this folder.")
 @click.option("--keep-resume", is_flag=True, help="Keep OUT/resume (secret) when the run has ended.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object when done, and nothing else.")
 @click.option("--quiet", is_flag=True, help="No progress.")
@@ -87,21 +82,17 @@ def train(
     Examples:
       groupclip train --task digits --clipping uniform:2 --epsilon 3 --out runs/digits
       groupclip train --task csv:reviews.csv --task-option text_column=review --epsilon 3 --out runs/reviews
-      groupclip train --config runs/digits/run.yaml --out runs/again
+      groupclip train --config runs/digits/run.yaml
       groupclip train --resume runs/digits
     """
     with arguments_at_fault():
         request = _request({} if config is None else run.read_yaml(config), given)
         if resume is not None:
             if out is not None and out.absolute() != resume.absolute():
-                raise ValueError(
-                    f"--resume {resume} goes on in that folder, but --out is {out}; leave --out out"
-                )
+                raise ValueError(f"--resume {resume} goes on in that folder, but --out is {out}; leave --out out")
             prepared = run.resume(resume, request)
-        elif out is None:
-            raise ValueError("no folder is given: say where to write, e.g. --out runs/digits")
         else:
-            prepared = run.start(request, out)
+            prepared = run.start(request, _free_folder(request) if out is None else out)
     console = Console(stderr=True, quiet=quiet or as_json, highlight=False)
     signals = StopOnSignal()
     try:
@@ -118,9 +109,7 @@ def train(
 
 def _request(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a file, overridden by those of the command line."""
-    flags = {
-        name: value for name, value in given.items() if value is not None and not name.endswith("_option")
-    }
+    flags = {name: value for name, value in given.items() if value is not None and not name.endswith("_option")}
     if "thresholds" in flags:
         flags["thresholds"] = parse_thresholds(flags["thresholds"])
     for name in ("task_option", "model_option"):
@@ -137,12 +126,17 @@ def _request(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str,
     return {**{k: v for k, v in settings.items() if k not in dropped}, **flags}
 
 
+def _free_folder(request: Mapping[str, Any]) -> Path:
+    """``runs/TASK-N`` with the first N that is free."""
+    task = str(request.get("task", "run")).partition(":")[0]
+    return next(path for n in itertools.count(1) if not (path := Path("runs") / f"{task}-{n}").exists())
+
+
 def _summarise(outcome: run.Outcome) -> None:
     if outcome.test_accuracy is not None:
         click.echo(f"test accuracy  {outcome.test_accuracy:.1%} on held-out records")
     click.echo(
-        f"privacy        epsilon {figure(outcome.epsilon)} at delta {outcome.delta:g}, after {outcome.steps} "
-        "steps"
+        f"privacy        epsilon {figure(outcome.epsilon)} at delta {outcome.delta:g}, after {outcome.steps} steps"
     )
     click.echo(f"release        {outcome.release}")
     click.echo(f"report         {outcome.report}")

@@ -67,9 +67,7 @@ def build(config: RunConfig, task: Task, mechanism: Mechanism | None = None) -> 
         optimizer = SGD(parameters, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
     groups = partition(model, config.clipping)
     if mechanism is None:
-        plan = Mechanism(
-            dataset_size=len(task.train), expected_batch_size=config.batch_size, steps=config.steps
-        )
+        plan = Mechanism(dataset_size=len(task.train), expected_batch_size=config.batch_size, steps=config.steps)
         mechanism = plan.calibrate(epsilon=config.epsilon, delta=config.delta)
     engine = attach(model, optimizer, groups, mechanism, clip=config.clip, thresholds=config.thresholds)
     return Trainer(model, optimizer, engine, mechanism, device)

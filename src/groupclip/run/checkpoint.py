@@ -85,13 +85,10 @@ def load(path: Path) -> Checkpoint:
         done = facts["progress"]
         lost = tuple((first, last) for first, last in done["lost"])
         progress = Progress(done["updates"], lost, done["pretraining"])
-        return Checkpoint(
-            facts["config"], facts["engine"], progress, weights, unflatten(tensors, facts["optimizer"])
-        )
+        return Checkpoint(facts["config"], facts["engine"], progress, weights, unflatten(tensors, facts["optimizer"]))
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise RunFailed(
-            f"{path} is no checkpoint of this version of groupclip ({error}): start the run again in a new "
-            "folder"
+            f"{path} is no checkpoint of this version of groupclip ({error}): start the run again in a new folder"
         ) from error
 
 

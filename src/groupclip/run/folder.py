@@ -47,9 +47,7 @@ def refuse_used(root: Path) -> None:
     if root.is_dir():
         if not _is_empty(root):
             hint = f"go on with it by --resume {root}, or " if (root / "resume").is_dir() else ""
-            raise ConfigError(
-                f"the folder {root} isn't empty: {hint}choose another --out; nothing in it was changed"
-            )
+            raise ConfigError(f"the folder {root} isn't empty: {hint}choose another --out; nothing in it was changed")
     elif root.exists() or root.is_symlink():
         raise ConfigError(f"{root} is a file, not a folder: choose another --out")
     ancestor = next(p for p in [root, *root.absolute().parents] if p.exists())
@@ -81,12 +79,9 @@ def existing_folder(root: Path) -> RunFolder:
     if not (root / "resume" / "checkpoint.safetensors").is_file():
         if (root / "release").is_dir():
             raise ConfigError(
-                f"the run in {root} is finished: its release is in {root / 'release'}; nothing is left to "
-                "resume"
+                f"the run in {root} is finished: its release is in {root / 'release'}; nothing is left to resume"
             )
-        raise ConfigError(
-            f"{root} holds no checkpoint (resume/checkpoint.safetensors): start a run with another --out"
-        )
+        raise ConfigError(f"{root} holds no checkpoint (resume/checkpoint.safetensors): start a run with another --out")
     try:
         return RunFolder(root)
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 from typing import Any
@@ -83,9 +84,7 @@ class Loop:
             if isinstance(error, RunFailed):
                 raise
             kind = "" if isinstance(error, (GroupClipError, ValueError)) else f"{type(error).__name__}: "
-            raise RunFailed(
-                f"step {journal.charged} failed: {kind}{error}\nPut that right, then {going_on}"
-            ) from error
+            raise RunFailed(f"step {journal.charged} failed: {kind}{error}\nPut that right, then {going_on}") from error
         finally:
             journal.close()
             metrics.close()
@@ -132,7 +131,7 @@ class Loop:
         if every and (step % every == 0 or step == self.config.steps):
             self.evaluation = evaluate(self.trainer.model, self.task, self.trainer.device)
             row["test_accuracy"] = self.evaluation.test_accuracy
-            if self.evaluation.public_loss is not None:
+            if self.evaluation.public_loss is not None and math.isfinite(self.evaluation.public_loss):
                 row["public_loss"] = self.evaluation.public_loss
         return row
 

@@ -27,14 +27,8 @@ def resolve(request: Mapping[str, Any], task: Task) -> RunConfig:
     size = len(task.train)
     batch = request.get("batch_size", min(advised.batch_size, max(1, size // 2)))
     if batch > size:
-        raise ConfigError(
-            f"batch_size={batch} is larger than the {size} training samples; use at most that many"
-        )
-    steps = (
-        request["steps"]
-        if "steps" in request
-        else steps_of(request.get("epochs", advised.epochs), size, batch)
-    )
+        raise ConfigError(f"batch_size={batch} is larger than the {size} training samples; use at most that many")
+    steps = request["steps"] if "steps" in request else steps_of(request.get("epochs", advised.epochs), size, batch)
     defaults = {
         "model": advised.model,
         "clipping": advised.clipping,

@@ -142,9 +142,7 @@ class Run:
                 self._pretrain(watcher)
             lost = sum(last - first + 1 for first, last in self.loop.progress.lost)
             sigma = self.trainer.noise_multiplier
-            watcher.begin(
-                Beginning(self.config, self.trainer.engine.partition, sigma, self.loop.ledger.steps, lost)
-            )
+            watcher.begin(Beginning(self.config, self.trainer.engine.partition, sigma, self.loop.ledger.steps, lost))
             self.loop.run(watcher)
             evaluation = self._final_evaluation()
             self.loop.save()
@@ -165,9 +163,7 @@ class Run:
 
         self.trainer, facts = pretrained(self.config, self.task, self.trainer, tell)
         progress = replace(self.loop.progress, pretraining=facts)
-        self.loop = Loop(
-            self.config, self.task, self.trainer, self.folder, progress, self._checkpoint_seconds
-        )
+        self.loop = Loop(self.config, self.task, self.trainer, self.folder, progress, self._checkpoint_seconds)
         self.loop.save()
 
     def _final_evaluation(self) -> Evaluation | None:
