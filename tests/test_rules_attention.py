@@ -1,0 +1,134 @@
+"""Torch's attention, decoders and recurrent layers, over their options: exact, and the same output."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from check_engine import inexact
+from check_rules import B, randn
+
+
+class Attends(nn.Module):
+    """Torch's attention over ``x [B, 5, 4]`` and ``memory [B, 3, ..]``, its weights in the output if asked for."""
+
+    def __init__(
+        self, *, cross: bool = False, weights: bool = True, average: bool = True, mask: str = "", **options: Any
+    ) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, **options)
+        self.first, self.cross, self.weights, self.average, self.mask = (
+            options.get("batch_first", False), cross, weights, average, mask,
+        )  # fmt: skip
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        keys = memory if self.cross else x
+        if not self.first:
+            x, keys = x.transpose(0, 1), keys.transpose(0, 1)
+        length, size = (x.shape[1], x.shape[0]) if self.first else x.shape[:2]
+        positions = keys.shape[1 if self.first else 0]
+        masks: dict[str, Any] = {}
+        if self.mask == "causal":
+            masks = {
+                "attn_mask": nn.Transformer.generate_square_subsequent_mask(length, dtype=x.dtype),
+                "is_causal": True,
+            }
+        elif self.mask == "bool":
+            masks = {"attn_mask": torch.ones(length, positions, dtype=torch.bool).triu(1)}
+        elif self.mask == "per head":
+            masks = {"attn_mask": torch.arange(size * 2 * length * positions).view(size * 2, length, positions) / 50.0}
+            masks["attn_mask"] = masks["attn_mask"].fmod(1).to(x.dtype)
+        elif self.mask == "padding":
+            masks = {"key_padding_mask": (torch.arange(positions) == 2).expand(size, -1)}
+        out, weights = self.attention(
+            x, keys, keys, need_weights=self.weights, average_attn_weights=self.average, **masks
+        )
+        out = out if self.first else out.transpose(0, 1)
+        return out if weights is None else torch.cat([out.flatten(1), weights.flatten(1)], 1)
+
+
+ATTENTION: dict[str, dict[str, Any]] = {
+    "as it comes": {},
+    "batch first": {"batch_first": True},
+    "no weights": {"weights": False},
+    "weights of each head": {"average": False},
+    "no bias": {"bias": False},
+    "bias for keys and values": {"add_bias_kv": True},
+    "zero attention": {"add_zero_attn": True},
+    "both, no weights": {"add_bias_kv": True, "add_zero_attn": True, "weights": False, "batch_first": True},
+    "cross": {"cross": True},
+    "cross, other widths": {"cross": True, "kdim": 4, "vdim": 4},
+    "cross, other widths, no bias": {"cross": True, "kdim": 4, "vdim": 4, "bias": False, "batch_first": True},
+    "causal": {"mask": "causal"},
+    "causal without weights": {"mask": "causal", "weights": False},
+    "boolean mask": {"mask": "bool", "batch_first": True},
+    "padding mask": {"mask": "padding"},
+    "padding mask and bias": {"mask": "padding", "add_bias_kv": True, "add_zero_attn": True},
+}
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("options", ATTENTION)
+def test_multi_head_attention(options: str, size: int) -> None:
+    """B = 5 and 3 are as long as the sequences."""
+    x, memory = randn(size, 5, 4), randn(size, 3, 4).cos()
+    assert inexact(Attends(**ATTENTION[options]), (x, memory), styles=("param-wise",)) == []
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, batch_first: bool) -> None:
+        super().__init__()
+        self.layer = nn.TransformerDecoderLayer(4, 2, 6, dropout=0.0, batch_first=batch_first, activation="gelu")
+        self.first = batch_first
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        if self.first:
+            return self.layer(x, memory)
+        return self.layer(x.transpose(0, 1), memory.transpose(0, 1)).transpose(0, 1)
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("size", [2, 5])
+def test_transformer_decoder(batch_first: bool, size: int) -> None:
+    assert (
+        inexact(DecoderLayer(batch_first), (randn(size, 5, 4), randn(size, 3, 4).cos()), styles=("param-wise",)) == []
+    )
+
+
+class Recurs(nn.Module):
+    def __init__(self, kind: type[nn.RNNBase], **options: Any) -> None:
+        super().__init__()
+        self.net, self.first = kind(3, 4, **options), options.get("batch_first", False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out, _ = self.net(x if self.first else x.transpose(0, 1))
+        return out if self.first else out.transpose(0, 1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"batch_first": True}, {}, {"num_layers": 2, "bidirectional": True, "batch_first": True}, {"bias": False}],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+def test_recurrent_layers(kind: type[nn.RNNBase], options: dict[str, Any]) -> None:
+    assert inexact(Recurs(kind, **options), (randn(B, 4, 3),), styles=("all-layer",)) == []
+
+
+@pytest.mark.parametrize("kind", [nn.RNNCell, nn.GRUCell, nn.LSTMCell])
+def test_cells_used_at_every_step(kind: type[nn.RNNCellBase]) -> None:
+    class Loops(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = kind(3, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            state = None
+            for step in x.unbind(1):
+                state = self.cell(step, state)
+            return state[0] if isinstance(state, tuple) else state  # type: ignore[return-value]
+
+    assert inexact(Loops(), (randn(B, 4, 3),), styles=("param-wise",)) == []
