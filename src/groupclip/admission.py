@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.optim import Optimizer
@@ -100,3 +100,38 @@ def check_optimizer(optimizer: Optimizer, named: Mapping[str, nn.Parameter]) -> 
             f"trainable parameters are not in the optimizer: {', '.join(missing[:5])}{' ..' if len(missing) > 5 else ''}. They "
             "would cost noise and never change: add them to the optimizer, or freeze them with requires_grad_(False)"
         )
+
+
+def check_losses(losses: Tensor, batch: int) -> None:
+    """One loss for each of ``batch`` samples, with gradients recorded.
+
+    Raises:
+        TypeError, ValueError: anything else.
+    """
+    if not isinstance(losses, Tensor):
+        raise TypeError(f"losses is {type(losses).__name__}; engine.backward takes a tensor [B] of per-sample losses")
+    shape = tuple(losses.shape)
+    if losses.dim() != 1:
+        if losses.dim() == 0:
+            hint = "pass reduction='none' to the loss function"
+        elif losses.dim() == 2 and shape[1] == 1:
+            hint = "use losses.squeeze(1)"
+        else:
+            hint = "reduce each sample's entries, e.g. losses.flatten(1).mean(1)"
+        raise ValueError(f"losses has shape {shape}, but engine.backward takes one loss per sample, shape [B]: {hint}")
+    if not losses.requires_grad:
+        raise ValueError("losses don't require grad: they were computed under no_grad, or from no trainable parameter")
+    if len(losses) != batch:
+        raise ValueError(
+            f"losses has {len(losses)} entries, but the model was last called with {batch} samples: give one loss per sample"
+        )
+
+
+def check_coverage(model: nn.Module) -> None:
+    """Refuse a parameter that became trainable, or came into the model, after attach."""
+    for name, param in model.named_parameters():
+        if param.requires_grad and type(param) is not PrivateParameter:
+            raise CoverageError(
+                f"parameter {name!r} is trainable but in no group: it was unfrozen, added or replaced after attach. Freeze it, "
+                "or detach the engine and attach again with a new partition"
+            )

@@ -7,8 +7,7 @@ noise and the division by the expected batch size come once per logical step, in
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,7 @@ from torch.optim import Optimizer
 from . import rules as rules  # registers every rule
 from .admission import (
     check_arguments,
+    check_losses,
     check_modules,
     check_optimizer,
     check_parameters,
@@ -31,15 +31,15 @@ from .admission import (
 from .clipping import ClipFunction, clip_function
 from .errors import CoverageError, GroupClipError, PrivacyViolation
 from .gate import Group, Slot
-from .layout import learn
 from .ledger import Ledger
 from .mechanism import Mechanism
 from .noise import NoiseSource, SecureNoise
 from .partition import Partition, check_covers, partition
 from .private import Call, PrivateParameter, PrivateTensor
-from .sampling import claim
-from .tape import LossReduction, Tape, in_backward
+from .step import PrivateStep
+from .tape import LossReduction, Tape
 from .thresholds import Thresholds, group_thresholds, sensitivity
+from .watch import Forward, Watch
 
 if TYPE_CHECKING:
     from .statement import PrivacyRecord
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 def attach(
     model: nn.Module,
     optimizer: Optimizer | None,
-    groups: Partition | str | Mapping[str, str],
+    groups: Partition | str | Mapping[str, str] | Callable[[str], str],
     mechanism: Mechanism | None,
     *,
     clip: str | ClipFunction = "automatic",
@@ -86,7 +86,7 @@ class Engine:
     """See :func:`attach`, which makes it."""
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer | None, groups: Partition | str | Mapping[str, str],
+        self, model: nn.Module, optimizer: Optimizer | None, groups: Partition | str | Mapping[str, str] | Callable[[str], str],
         mechanism: Mechanism | None, clip: str | ClipFunction, thresholds: Thresholds, loss_reduction: LossReduction,
         noise: NoiseSource | None,
     ) -> None:  # fmt: skip
@@ -107,26 +107,34 @@ class Engine:
         self.ledger = None if mechanism is None else Ledger(mechanism)
         self._unsafe: set[str] = set()
         self._norms: dict[str, Tensor] = {}
-        self._samples = 0  # backpropagated since the last step: secret
-        self._broken = False  # a backward pass failed half-way: p.grad holds a part of it
-        self._lessons = 0
-        self._stepped: dict[str, tuple[Tensor, int]] = {}  # private gradients that zero_grad has not cleared yet
-        self._tape = Tape(self.clip, loss_reduction, self._norms.__setitem__)
+        self._tape = Tape(self.clip, loss_reduction, self._clipped)
         self._groups = self._open_groups(named)
         self._slots = [slot for group in self._groups for slot in group.slots]
-        watch = _ForwardWatch(self)
-        self._handles: list[Any] = [
+        self._step = PrivateStep(
+            self._slots, self.ledger, self.noise, self.noise_std, self._show_plain, self._show_private
+        )
+        self._forward = Forward(model, self._tape, self._groups, self._show_private)
+        self._handles = self._hook(model, optimizer)
+        self._attached = True
+        self._show_private()
+
+    def _hook(self, model: nn.Module, optimizer: Optimizer | None) -> list[Any]:
+        watch = Watch(self._forward)
+        handles: list[Any] = [
             model.register_forward_pre_hook(watch.before, with_kwargs=True, prepend=True),
             model.register_forward_hook(watch.after, with_kwargs=True, always_call=True),
         ]
-        self._handles += [slot.param.register_hook(slot.witness) for slot in self._slots]
+        handles += [slot.param.register_hook(slot.witness) for slot in self._slots]
         keepers = [m for m in model.modules() if isinstance(m, (_BatchNorm, _InstanceNorm))]
-        self._handles += [m.register_forward_pre_hook(refuse_batch_statistics) for m in keepers]
+        handles += [m.register_forward_pre_hook(refuse_batch_statistics) for m in keepers]
         if optimizer is not None:
-            self._handles.append(optimizer.register_step_pre_hook(self._before_step))
-            self._handles.append(optimizer.register_step_post_hook(self._after_step))
-        self._attached = True
-        self._show_private()
+            handles.append(optimizer.register_step_pre_hook(self._step.before))
+            handles.append(optimizer.register_step_post_hook(self._step.after))
+        return handles
+
+    def _clipped(self, group: str, norms: Tensor) -> None:
+        self._norms[group] = norms
+        self._step.saw(group, len(norms))
 
     def _open_groups(self, named: Mapping[str, nn.Parameter]) -> list[Group]:
         groups = []
@@ -153,12 +161,9 @@ class Engine:
                 None; where it held earlier micro-batches, the logical batch must be given up with :meth:`discard`.
         """
         self._require_attached()
-        self._check_losses(losses)
-        if self._broken:
-            raise PrivacyViolation(_BROKEN)
-        self._check_cleared()
-        if isinstance(losses, Tensor) and type(losses) is not Tensor:
-            losses = self._settle(losses)
+        check_losses(losses, self._tape.require_batch())
+        self._step.check_accumulation()
+        losses = self._settle(losses)
         held = [slot.param.grad is not None for slot in self._slots]
         self._norms.clear()
         try:
@@ -175,7 +180,8 @@ class Engine:
                 slot.delivered = None
                 if not had:
                     slot.param.grad = None
-            self._broken = any(held)
+            if any(held):
+                self._step.broke()
             if isinstance(error, RuntimeError) and "backward through the graph a second time" in str(error):
                 raise GroupClipError(
                     "a second backward through one forward pass: its samples were clipped and freed in the first. Sum the losses "
@@ -185,7 +191,6 @@ class Engine:
         finally:
             for group in self._groups:
                 group.drop_gate()
-        self._samples += len(losses)
 
     def _settle(self, losses: Tensor) -> Tensor:
         """Losses that were computed without telling samples apart: entry i is sample i's, by the contract."""
@@ -194,38 +199,9 @@ class Engine:
         with torch._C.DisableTorchFunctionSubclass():
             return Call(Tensor.clone, (losses,), {}, [losses]).aligned_rows(losses)
 
-    def _check_losses(self, losses: Tensor) -> None:
-        if not isinstance(losses, Tensor):
-            raise TypeError(
-                f"losses is {type(losses).__name__}; engine.backward takes a tensor [B] of per-sample losses"
-            )
-        shape = tuple(losses.shape)
-        if losses.dim() != 1:
-            hint = (
-                "pass reduction='none' to the loss function" if losses.dim() == 0 else "reduce each sample's entries, "
-            )
-            hint += "" if losses.dim() == 0 else "e.g. losses.flatten(1).mean(1)"
-            if losses.dim() == 2 and shape[1] == 1:
-                hint = "use losses.squeeze(1)"
-            raise ValueError(
-                f"losses has shape {shape}, but engine.backward takes one loss per sample, shape [B]: {hint}"
-            )
-        if not losses.requires_grad:
-            raise ValueError(
-                "losses don't require grad: they were computed under no_grad, or from no trainable parameter"
-            )
-        batch = self._tape.require_batch()
-        if len(losses) != batch:
-            raise ValueError(
-                f"losses has {len(losses)} entries, but the model was last called with {batch} samples: give one loss per sample"
-            )
-
     def discard(self) -> None:
         """Give up the logical batch under way: clear every ``p.grad`` and forget what was backpropagated."""
-        for slot in self._slots:
-            slot.param.grad = None
-        self._samples, self._broken = 0, False
-        self._stepped.clear()
+        self._step.discard()
 
     @contextmanager
     def forward_on(self, *inputs: Any) -> Iterator[None]:
@@ -241,98 +217,6 @@ class Engine:
         finally:
             self._tape.end_forward()
 
-    def _begin_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._show_private()  # also after a step that failed half-way
-        if torch.is_grad_enabled():
-            self._check_coverage()
-            if not self._tape.layouts.complete and self._lessons < _LESSONS and not in_backward():
-                self._learn(args, kwargs)
-        self._tape.begin_forward((args, kwargs))
-
-    def _learn(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """See :mod:`groupclip.layout`: a pass over two samples shows where samples lie."""
-        self._lessons += 1
-
-        def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self._tape.begin_forward((args, kwargs))
-            try:
-                self.model.forward(*args, **kwargs)
-            finally:
-                self._tape.end_forward()
-                self._tape.inputs.forget()
-                for group in self._groups:
-                    group.drop_gate()
-
-        open_gates = [group.gate for group in self._groups]  # of a pass whose backward is to come
-        for group in self._groups:
-            group.gate = None
-        batch = self._tape.batch
-        try:
-            learn(self.model, self._tape.layouts, run, args, kwargs)
-        finally:
-            self._tape.batch = batch
-            for group, gate in zip(self._groups, open_gates, strict=True):
-                group.gate = gate
-
-    def _check_coverage(self) -> None:
-        """Refuse a parameter that became trainable, or came into the model, after attach."""
-        for name, param in self.model.named_parameters():
-            if param.requires_grad and type(param) is not PrivateParameter:
-                raise CoverageError(
-                    f"parameter {name!r} is trainable but in no group: it was unfrozen, added or replaced after attach. Freeze "
-                    "it, or detach the engine and attach again with a new partition"
-                )
-
-    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Make the gradients private: noise, division by the expected batch size, and one event in the ledger."""
-        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args[0] is the optimizer
-        if closure is not None:
-            raise PrivacyViolation(
-                "optimizer.step was called with a closure: the gradients that it computes would be applied without noise. "
-                "Call engine.backward first and then optimizer.step() without arguments"
-            )
-        if self._broken:
-            raise PrivacyViolation(_BROKEN)
-        check_optimizer(optimizer, {s.name: s.param for s in self._slots})
-        if self.mechanism is not None and self.ledger is not None:
-            self.ledger.check()
-            self._make_private(self.mechanism)
-            own = claim(self.mechanism, id(self), self._samples)
-            self.ledger.record("groupclip" if own else "user")
-        self._samples = 0
-        self._show_plain()
-
-    def _make_private(self, mechanism: Mechanism) -> None:
-        std = self.noise_std
-        if not all(bool(torch.isfinite(s.param.grad).all()) for s in self._slots if s.param.grad is not None):
-            raise PrivacyViolation(
-                "a summed gradient isn't finite, though every sample was bounded: something changed p.grad after the backward "
-                "pass. Call engine.discard() to give up this logical batch"
-            )
-        for slot in self._slots:
-            if not slot.param.requires_grad:
-                continue  # frozen since: it takes no part
-            if slot.param.grad is None:
-                slot.param.grad = torch.zeros_like(slot.param.data)
-            grad = slot.param.grad
-            self.noise.add_(grad, std)
-            grad.div_(mechanism.expected_batch_size)
-
-    def _after_step(self, *_: Any) -> None:
-        self._stepped = {s.name: (s.param.grad, s.param.grad._version) for s in self._slots if s.param.grad is not None}
-        self._show_private()
-
-    def _check_cleared(self) -> None:
-        for slot in self._slots:
-            if slot.name in self._stepped:
-                grad, version = self._stepped[slot.name]
-                if slot.param.grad is grad and grad._version == version:
-                    raise GroupClipError(
-                        "p.grad still holds the private gradient of the last step: call optimizer.zero_grad() before the next "
-                        "engine.backward, or it would be added to the new one"
-                    )
-        self._stepped.clear()
-
     # ------------------------------------------------------------------ privacy
 
     @property
@@ -343,7 +227,16 @@ class Engine:
         return noise_multiplier(self.mechanism) * sensitivity(self.thresholds)
 
     def epsilon(self, *, delta: float) -> float:
-        """Epsilon spent so far at this delta."""
+        """Epsilon spent so far at this delta.
+
+        Raises:
+            PrivacyViolation: clipping alone, or noise that a seed reproduces: nothing can be claimed.
+        """
+        if not self.noise.secure:
+            raise PrivacyViolation(
+                "the noise of this run comes from a seed and can be subtracted again, so no epsilon can be claimed; attach "
+                "without noise= for secure noise (mechanism.epsilon(delta=..) gives the figure of the plan)"
+            )
         return self._require_ledger().epsilon(delta=delta)
 
     def record(self, *, delta: float) -> PrivacyRecord:
@@ -425,7 +318,7 @@ class Engine:
     def _show_private(self) -> None:
         """Give the parameters the class by which their uses are seen."""
         for slot in self._slots:
-            if type(slot.param) is not PrivateParameter:
+            if type(slot.param) is not PrivateParameter or slot.param._slot is not slot:
                 slot.param.__class__ = PrivateParameter
                 slot.param._slot = slot  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -444,35 +337,3 @@ class Engine:
                 "this engine clips without noise (mechanism=None), so it guarantees nothing: attach with a calibrated Mechanism"
             )
         return self.ledger
-
-
-#: A model whose control flow differs from pass to pass may meet new places for a while; then it has been shown enough.
-_LESSONS = 8
-
-_BROKEN = (
-    "an earlier backward pass of this logical batch failed half-way, so p.grad holds a part of its samples; call "
-    "engine.discard() to give the logical batch up, and go on with the next one"
-)
-
-
-class _ForwardWatch:
-    """Hooks on the attached model. A copy or a pickle of the model carries an empty watch: the engine isn't part of it."""
-
-    def __init__(self, engine: Engine | None) -> None:
-        self._engine = None if engine is None else weakref.ref(engine)
-
-    def before(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        engine = self._engine() if self._engine is not None else None
-        if engine is not None:
-            engine._begin_forward(args, kwargs)
-
-    def after(self, *_: Any) -> None:
-        engine = self._engine() if self._engine is not None else None
-        if engine is not None:
-            engine._tape.end_forward()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _ForwardWatch:
-        return _ForwardWatch(None)
-
-    def __reduce__(self) -> Any:
-        return (_ForwardWatch, (None,))

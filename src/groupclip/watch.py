@@ -1,0 +1,91 @@
+"""What happens when the attached model is called: coverage, the lesson on layouts, and the batch of the pass."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from .admission import check_coverage
+from .gate import Group
+from .layout import learn
+from .tape import Tape, in_backward
+
+#: A model whose control flow differs from pass to pass may meet new places for a while; then it has been shown enough.
+_LESSONS = 8
+
+
+class Forward:
+    """The forward passes of one attached model.
+
+    Args:
+        model: the model.
+        tape: of the engine.
+        groups: of the engine.
+        private: gives the parameters the class by which their uses are seen.
+    """
+
+    def __init__(self, model: nn.Module, tape: Tape, groups: list[Group], private: Callable[[], None]) -> None:
+        self._model, self._tape, self._groups, self._show_private = model, tape, groups, private
+        self._lessons = 0
+
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._show_private()  # also after a step that failed half-way
+        if torch.is_grad_enabled():
+            check_coverage(self._model)
+            if not self._tape.layouts.complete and self._lessons < _LESSONS and not in_backward():
+                self._learn(args, kwargs)
+        self._tape.begin_forward((args, kwargs))
+
+    def end(self) -> None:
+        self._tape.end_forward()
+
+    def _learn(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """See :mod:`groupclip.layout`. Nothing of these passes is left: gates, inputs and batch are as before."""
+        self._lessons += 1
+        pending = [group.gate for group in self._groups]  # of a pass whose backward is to come
+        for group in self._groups:
+            group.gate = None
+        batch = self._tape.batch
+        try:
+            learn(self._model, self._tape.layouts, self._run, args, kwargs)
+        finally:
+            self._tape.batch = batch
+            for group, gate in zip(self._groups, pending, strict=True):
+                group.gate = gate
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._tape.begin_forward((args, kwargs))
+        try:
+            self._model.forward(*args, **kwargs)
+        finally:
+            self._tape.end_forward()
+            self._tape.inputs.forget()
+            for group in self._groups:
+                group.drop_gate()
+
+
+class Watch:
+    """Hooks on the attached model. A copy or a pickle of the model carries an empty watch: the engine isn't part of it."""
+
+    def __init__(self, forward: Forward | None) -> None:
+        self._forward = None if forward is None else weakref.ref(forward)
+
+    def before(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        forward = self._forward() if self._forward is not None else None
+        if forward is not None:
+            forward.begin(args, kwargs)
+
+    def after(self, *_: Any) -> None:
+        forward = self._forward() if self._forward is not None else None
+        if forward is not None:
+            forward.end()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Watch:
+        return Watch(None)
+
+    def __reduce__(self) -> Any:
+        return (Watch, (None,))
