@@ -29,6 +29,13 @@ class Root:
     gate: Gate
     leaf: Tensor
 
+    def require_open(self) -> None:
+        if self.gate.closed:
+            raise UnsupportedOperation(
+                f"a tensor computed from {self.slot.name} in an earlier pass is used again after its backward; "
+                "compute it anew in every forward pass instead of keeping it on the model"
+            )
+
 
 #: Gives a derived tensor as a batch of activations, should dimension 0 turn out to be the batch: row i of sample i.
 Rows = Callable[[], Tensor]
@@ -58,6 +65,8 @@ class Derived:
         def puller(root: Root) -> Callable[[PerSample], PerSample]:
             return lambda samples: Pulled(samples, self.shadow, root.leaf, self.isometric)
 
+        for root in self.roots:
+            root.require_open()
         return [Target(root.slot, root.gate, puller(root)) for root in self.roots]
 
 
@@ -141,11 +150,7 @@ def _roots(call: Call) -> tuple[Root, ...]:
     for private in call.privates:
         if isinstance(private, PrivateTensor):
             for root in private._derived.roots:
-                if root.gate.closed:
-                    raise UnsupportedOperation(
-                        f"a tensor computed from {root.slot.name} in an earlier pass is used again after its backward; "
-                        "compute it anew in every forward pass instead of keeping it on the model"
-                    )
+                root.require_open()
                 roots[root.slot] = root
         else:
             slot = private._slot

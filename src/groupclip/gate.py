@@ -138,7 +138,7 @@ class Gate:
         scale = tape.scale(sizes.pop())
         norms = torch.stack([g.square_norms() for g in grads.values()]).sum(dim=0).sqrt() * scale
         dtypes = [slot.param.dtype for slot in grads]
-        lowest = max(dtypes, key=lambda d: torch.finfo(d).eps)
+        lowest = max([*dtypes, *(g.dtype for g in grads.values())], key=lambda d: torch.finfo(d).eps)
         norms = norms.to(max((accumulation_dtype(d) for d in dtypes), key=lambda d: torch.finfo(d).bits))
         factors = bounded_factors(tape.clip, norms, self.group.threshold, lowest) * scale
         tape.report(self.group.name, norms)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+import torch
 from torch import Tensor
 
 from ..norms import accumulation_dtype
@@ -15,6 +16,11 @@ class PerSample(ABC):
     Book-Keeping needs two things of them: the squared norm of each, and, once the clip factors are known, their
     weighted sum. How the gradients are kept in between is up to the form.
     """
+
+    @property
+    @abstractmethod
+    def dtype(self) -> torch.dtype:
+        """The dtype in which the gradients are weighed and summed."""
 
     @property
     @abstractmethod

@@ -50,6 +50,10 @@ class Convolution(PerSample):
         self._square_norms: Tensor | None = None
 
     @property
+    def dtype(self) -> torch.dtype:
+        return self.g.dtype
+
+    @property
     def num_samples(self) -> int:
         return self.x.shape[0]
 

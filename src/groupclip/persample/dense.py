@@ -17,6 +17,10 @@ class Dense(PerSample):
         self._square_norms: Tensor | None = None
 
     @property
+    def dtype(self) -> torch.dtype:
+        return self.grads.dtype
+
+    @property
     def num_samples(self) -> int:
         return self.grads.shape[0]
 

@@ -23,6 +23,10 @@ class Lookup(PerSample):
         self._square_norms: Tensor | None = None
 
     @property
+    def dtype(self) -> torch.dtype:
+        return self.g.dtype
+
+    @property
     def num_samples(self) -> int:
         return self.ids.shape[0]
 
@@ -76,6 +80,10 @@ class Tied(PerSample):
     def __init__(self, lookup: Lookup, linear: Outer) -> None:
         self.lookup, self.linear = lookup, linear
         self._square_norms: Tensor | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.linear.dtype
 
     @property
     def num_samples(self) -> int:

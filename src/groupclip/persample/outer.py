@@ -27,6 +27,10 @@ class Outer(PerSample):
         self._square_norms: Tensor | None = None
 
     @property
+    def dtype(self) -> torch.dtype:
+        return self.g.dtype
+
+    @property
     def num_samples(self) -> int:
         return self.a.shape[0]
 

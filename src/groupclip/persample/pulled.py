@@ -25,6 +25,10 @@ class Pulled(PerSample):
         self.upstream, self.derived, self.leaf, self.isometric = upstream, derived, leaf, isometric
 
     @property
+    def dtype(self) -> torch.dtype:
+        return self.upstream.dtype
+
+    @property
     def num_samples(self) -> int:
         return self.upstream.num_samples
 
@@ -68,6 +72,10 @@ class Row(PerSample):
 
     def __init__(self, rows: Tensor, index: Tensor, length: int) -> None:
         self.rows, self.index, self.length = rows, index, length
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.rows.dtype
 
     @property
     def num_samples(self) -> int:

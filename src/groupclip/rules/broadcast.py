@@ -50,8 +50,12 @@ def _div(call: Call, input: Any, other: Any) -> Tensor:
     return _elementwise(call, torch.div, input, other, lambda g, o, s: g / o, lambda g, o, s: -g * o / (s * s))
 
 
-def _swapped(rule: Rule) -> Rule:
-    return lambda call, self, other: rule(call, other, self)
+def _rsub(call: Call, self: Any, other: Any, *, alpha: float = 1) -> Tensor:
+    return _sub(call, other, self, alpha=alpha)
+
+
+def _rdiv(call: Call, self: Any, other: Any) -> Tensor:
+    return _div(call, other, self)
 
 
 def _elementwise(call: Call, function: Any, left: Any, right: Any, left_slope: _Slope, right_slope: _Slope) -> Tensor:
@@ -140,9 +144,9 @@ for _functions, _rule in (
 ):
     for _function in _functions:
         RULES[_function] = _rule
-RULES[torch.rsub] = _swapped(_sub)
-RULES[Tensor.__rsub__] = _swapped(_sub)
-RULES[Tensor.__rdiv__] = _swapped(_div)
+RULES[torch.rsub] = _rsub
+RULES[Tensor.__rsub__] = _rsub
+RULES[Tensor.__rdiv__] = _rdiv
 RULES[Tensor.add_] = _in_place("add_", _same)
 RULES[Tensor.sub_] = _in_place("sub_", _negated)
 RULES[Tensor.mul_] = _in_place("mul_", lambda g, o, s: g * o)
