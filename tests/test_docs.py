@@ -1,0 +1,24 @@
+"""Every Python block of the README and of docs/ runs as written."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+BLOCKS = [
+    pytest.param(block, id=f"{page.name}-{i}")
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    for i, block in enumerate(re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S))
+]
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_code_block(block: str) -> None:
+    exec(compile(block, "<docs>", "exec"), {"__name__": "docs"})
+
+
+def test_blocks_were_found() -> None:
+    assert len(BLOCKS) >= 3
