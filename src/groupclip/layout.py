@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import enum
 import logging
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -114,7 +116,7 @@ def _by_shape(x: Tensor, batch: int, from_batch: bool) -> Axis:
     return Axis.MAJOR if first and not (x.dim() > 2 and x.shape[1] == batch) else Axis.MIXED
 
 
-def learn(model: nn.Module, layouts: Layouts, run: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def learn(model: nn.Module, layouts: Layouts, run: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Give ``layouts`` a lesson: two passes over two samples of the inputs, one of them changed.
 
     The model (buffers, attributes, modes) and random number generators are left as they were. A model that can't run
@@ -124,37 +126,62 @@ def learn(model: nn.Module, layouts: Layouts, run: Any, args: tuple[Any, ...], k
         model: the attached model.
         run: ``run(args, kwargs)`` makes a forward pass with gradients recorded, and throws it away.
         args, kwargs: of the forward pass that is about to be made.
+
+    Returns:
+        Whether a lesson was given: False where the batch can't teach anything (one sample, or samples that are alike).
     """
     tensors = [t for t in tensors_in((args, kwargs)) if t.dim() > 0]
     if not tensors or tensors[0].shape[0] < 2:
-        return
+        return False
     batch = tensors[0].shape[0]
 
-    def pick(one: int) -> tuple[Any, Any]:
+    def pick(*samples: int) -> tuple[Any, Any]:
         def change(value: Any) -> Any:
             if isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == batch:
-                return value.detach()[[0, one]]
+                return value.detach()[list(samples)]
             return value
 
         return replaced((args, dict(kwargs)), change)
 
-    lesson = pick(1), pick(2 if batch > 2 else 0)
-    if all(torch.equal(x, y) for x, y in zip(tensors_in(lesson[0]), tensors_in(lesson[1]), strict=True)):
-        return  # the samples are alike: wait for a batch that teaches something
+    # In both orders: a model that sorts its samples keeps the order of one of them.
+    lessons = [(pick(0, 1), pick(0, 2 if batch > 2 else 0)), (pick(1, 0), pick(1, 2 if batch > 2 else 1))]
+    for before, after in lessons:
+        if all(torch.equal(x, y) for x, y in zip(tensors_in(before), tensors_in(after), strict=True)):
+            return False
     devices = sorted({t.device.index for t in tensors if t.device.type == "cuda"})
     for _ in range(_ROUNDS):
-        seen: list[dict[Place, list[Tensor]]] = []
-        for inputs in lesson:
-            with torch.random.fork_rng(devices), _unchanged(model), layouts._watch() as met:
-                torch.manual_seed(0)
-                try:
-                    run(*inputs)
-                except Exception as error:  # the real pass that follows will raise it too, if it isn't the two samples
-                    _log.debug("the model can't run on two samples: %s", error)
-                    return
-            seen.append(met)
-        if layouts._learnt(seen[0], seen[1]):
-            return
+        right = []
+        for lesson in lessons:
+            seen: list[dict[Place, list[Tensor]]] = []
+            for inputs in lesson:
+                with _same_random_numbers(devices), _unchanged(model), layouts._watch() as met:
+                    try:
+                        run(*inputs)
+                    except (
+                        Exception
+                    ) as error:  # the real pass that follows will raise it too, if it isn't the two samples
+                        _log.debug("the model can't run on two samples: %s", error)
+                        return True
+                seen.append(met)
+            right.append(layouts._learnt(seen[0], seen[1]))
+        if all(right):
+            break
+    return True
+
+
+@contextmanager
+def _same_random_numbers(devices: list[int]) -> Iterator[None]:
+    """The same draws in every pass of a lesson, and none that anybody notices afterwards."""
+    python, numpy = random.getstate(), np.random.get_state()
+    random.seed(0)
+    np.random.seed(0)
+    try:
+        with torch.random.fork_rng(devices):
+            torch.manual_seed(0)
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
 
 
 def _compare(first: list[Tensor], second: list[Tensor]) -> Axis:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from .batch import instances_in, replaced, tensors_in
 from .derived import Derived, derive
-from .errors import CoverageError, PrivacyViolation, UnsupportedOperation
+from .errors import CoverageError, UnsupportedOperation
 from .gate import Slot, Target, tap
 from .layout import Axis
 from .persample.base import PerSample
@@ -111,9 +111,9 @@ def _fact(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], privates:
     own = {id(p): p.detach().requires_grad_(True) for p in privates}
     result = func(*replaced(args, lambda v: own.get(id(v), v)), **replaced(dict(kwargs), lambda v: own.get(id(v), v)))
     if any(t.requires_grad for t in tensors_in(result)):
+        Call(func, args, kwargs, privates)  # parameters of two engines: refused here
         for tape in (tape for p in privates for tape in _tapes(p)):
             tape.require_batch()
-        raise PrivacyViolation("parameters of several engines are used together before all their models were called")
     return result
 
 

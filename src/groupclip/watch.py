@@ -45,13 +45,13 @@ class Forward:
 
     def _learn(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """See :mod:`groupclip.layout`. Nothing of these passes is left: gates, inputs and batch are as before."""
-        self._lessons += 1
         pending = [group.gate for group in self._groups]  # of a pass whose backward is to come
         for group in self._groups:
             group.gate = None
         batch = self._tape.batch
         try:
-            learn(self._model, self._tape.layouts, self._run, args, kwargs)
+            given = learn(self._model, self._tape.layouts, self._run, args, kwargs)
+            self._lessons += given
         finally:
             self._tape.batch = batch
             for group, gate in zip(self._groups, pending, strict=True):

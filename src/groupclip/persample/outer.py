@@ -55,6 +55,8 @@ class Outer(PerSample):
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
         a, g = self.a, self.g
+        if a.dtype == torch.float16:  # its range is too small for factors of large gradients
+            a, g = a.float(), g.float()
         # Scale the thinner operand, and never in place: autograd may be using the same tensor elsewhere.
         if a.shape[2] < g.shape[2]:
             a = weigh(a, factors)
