@@ -62,6 +62,7 @@ class Layouts:
     """What has been learnt, and what a pass under way shows."""
 
     known: dict[Place, Axis] = field(default_factory=dict)
+    shares: dict[Place, set[int]] = field(default_factory=dict)  # entries of dimension 0 that each sample had there
     complete: bool = False  # no pass has met an unknown place since the last lesson
     _seen: dict[Place, list[Tensor]] | None = None
     _assumed: dict[Place, Axis] = field(default_factory=dict)
@@ -78,6 +79,7 @@ class Layouts:
         axis = self.known.get(place)
         if self._seen is not None:
             self._seen.setdefault(place, []).append(_fingerprint(x))
+            self.shares.setdefault(place, set()).add(x.shape[0] // batch)
             if axis is None:
                 # Values are right whatever is assumed here; assuming a batch shows the most places in one pass.
                 return self._assumed.setdefault(place, Axis.MAJOR if Axis.MAJOR.fits(x.shape, batch) else Axis.SECOND)
@@ -86,7 +88,15 @@ class Layouts:
             axis = _by_shape(x, batch, from_batch)
         if batch == 1 and axis is not Axis.SECOND:
             return Axis.MAJOR  # whatever it is, it is this sample's
-        return axis if axis is Axis.CONSTANT or axis.fits(x.shape, batch) else Axis.MIXED
+        if axis is Axis.CONSTANT:
+            return axis
+        if not axis.fits(x.shape, batch):
+            return Axis.MIXED
+        if axis is not Axis.SECOND and x.shape[0] != batch and x.shape[0] // batch not in self.shares.get(place, ()):
+            # Ragged rows may be a multiple of the batch by chance; a longer sequence is learnt in the next pass.
+            self.complete = False
+            return Axis.MIXED
+        return axis
 
     def _learnt(self, first: dict[Place, list[Tensor]], second: dict[Place, list[Tensor]]) -> bool:
         """Take in what two passes met; whether nothing was assumed wrongly, so that they met all there is."""
@@ -98,6 +108,11 @@ class Layouts:
         self._assumed.clear()
         self.complete = True
         return right
+
+    @property
+    def folded(self) -> bool:
+        """Whether anywhere a sample has several rows: how many depends on the shape of the inputs."""
+        return any(self.shares.get(p, set()) - {0, 1} for p, a in self.known.items() if a in (Axis.MAJOR, Axis.MINOR))
 
     @contextmanager
     def _watch(self) -> Iterator[dict[Place, list[Tensor]]]:

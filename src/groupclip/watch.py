@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from .admission import check_coverage
+from .batch import tensors_in
 from .gate import Group
 from .layout import learn
 from .tape import Tape, in_backward
@@ -31,19 +32,22 @@ class Forward:
     def __init__(self, model: nn.Module, tape: Tape, groups: list[Group], private: Callable[[], None]) -> None:
         self._model, self._tape, self._groups, self._show_private = model, tape, groups, private
         self._lessons = 0
+        self._shapes: set[tuple[torch.Size, ...]] = set()  # of the inputs that lessons were given on
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._show_private()  # also after a step that failed half-way
         if torch.is_grad_enabled():
             check_coverage(self._model)
-            if not self._tape.layouts.complete and self._lessons < _LESSONS and not in_backward():
-                self._learn(args, kwargs)
+            shape = tuple(t.shape[1:] for t in tensors_in((args, kwargs)))
+            unseen = self._tape.layouts.folded and shape not in self._shapes
+            if (unseen or not self._tape.layouts.complete) and not in_backward() and self._lessons < _LESSONS:
+                self._learn(args, kwargs, shape)
         self._tape.begin_forward((args, kwargs))
 
     def end(self) -> None:
         self._tape.end_forward()
 
-    def _learn(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _learn(self, args: tuple[Any, ...], kwargs: dict[str, Any], shape: tuple[torch.Size, ...]) -> None:
         """See :mod:`groupclip.layout`. Nothing of these passes is left: gates, inputs and batch are as before."""
         pending = [group.gate for group in self._groups]  # of a pass whose backward is to come
         for group in self._groups:
@@ -51,7 +55,9 @@ class Forward:
         batch = self._tape.batch
         try:
             given = learn(self._model, self._tape.layouts, self._run, args, kwargs)
-            self._lessons += given
+            if given:
+                self._lessons += shape in self._shapes  # again on a shape that should have taught all there is
+                self._shapes.add(shape)
         finally:
             self._tape.batch = batch
             for group, gate in zip(self._groups, pending, strict=True):

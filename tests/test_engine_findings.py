@@ -1,0 +1,120 @@
+"""Ways in which samples were credited wrongly, or a use lost, that no other file's subject is."""
+
+from __future__ import annotations
+
+import copy
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import groupclip as gc
+from check_attached import ENTRY, Holder, attached
+from check_engine import inexact
+from groupclip.errors import CoverageError, UnsupportedOperation
+
+
+class Caches(nn.Module):
+    """Keeps a tensor that it computed from a parameter once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.cache, self.head = nn.Parameter(torch.ones(5)), None, nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.cache = 1 + self.weight if self.cache is None else self.cache  # pyright: ignore
+        return self.head(x * self.cache).square().sum(1)  # pyright: ignore
+
+
+def test_a_derived_tensor_kept_from_an_earlier_pass() -> None:
+    """Its way back to the parameter is gone: the gradient would be lost, and the parameter never trained."""
+    model, _, engine = attached(Caches())
+    engine.backward(model(torch.randn(4, 5)))
+    assert (model.weight.grad != 0).any()  # type: ignore[operator, union-attr]
+    with pytest.raises(
+        UnsupportedOperation, match="in an earlier pass is used again after its backward; compute it anew"
+    ):
+        engine.backward(model(torch.randn(4, 5)))
+
+
+def test_models_of_two_engines_in_one_operation() -> None:
+    first, _, _ = attached(Holder(nn.Parameter(torch.ones(5))))
+    second, _, _ = attached(Holder(nn.Parameter(torch.ones(5))))
+    first.forward = lambda x: x * (first.weight + second.weight)  # type: ignore[method-assign, operator]
+    with pytest.raises(
+        CoverageError, match="uses parameters of models attached to different engines: attach one model"
+    ):
+        first(torch.randn(4, 5))
+
+
+def test_a_deep_copy_can_be_attached() -> None:
+    model, _, engine = attached()
+    twin = copy.deepcopy(model)
+    other = gc.attach(twin, None, "all-layer", None)
+    other.backward(ENTRY.losses(twin, ENTRY.batch(4)))
+    assert all(p.grad is not None for p in twin.parameters())
+    assert all(p.grad is None for p in model.parameters())
+    other.detach()
+    assert [type(p) for p in twin.parameters()] == [nn.Parameter] * 5
+    engine.backward(ENTRY.losses(model, ENTRY.batch(4)))
+
+
+class SortedInside(nn.Module):
+    """Sorts its samples, and puts them back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.i, self.m, self.h = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        order = lengths.argsort(descending=True, stable=True)
+        return self.h(torch.tanh(self.m(torch.tanh(self.i(x))[order]))[order.argsort()])
+
+
+def test_sorted_inside() -> None:
+    assert inexact(SortedInside(), (torch.randn(6, 4, 3), torch.tensor([5, 4, 3, 4, 5, 1]))) == []
+
+
+class Packed(nn.Module):
+    """Ragged rows, as many in all as a multiple of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.i, self.h = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        p = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        p = nn.utils.rnn.PackedSequence(torch.tanh(self.i(p.data)), p.batch_sizes, p.sorted_indices, p.unsorted_indices)
+        o, _ = nn.utils.rnn.pad_packed_sequence(p, batch_first=True, total_length=x.shape[1])
+        return self.h(o)
+
+
+def test_packed() -> None:
+    assert inexact(Packed(), (torch.randn(6, 4, 3), torch.tensor([4, 4, 4, 1, 2, 3]))) == []
+
+
+class LayerDrop(nn.Module):
+    """Drops layers by Python's or numpy's random numbers."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(6))
+        self.source = source
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            if (random.random() if self.source == "random" else np.random.rand()) < 0.5:
+                x = x + torch.tanh(layer(x))
+        return x
+
+
+@pytest.mark.parametrize("source", ["random", "numpy"])
+def test_the_lesson_draws_no_random_number_of_others(source: str) -> None:
+    def losses(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        random.seed(1)
+        np.random.seed(1)
+        return model(*batch).square().flatten(1).sum(1)
+
+    assert inexact(LayerDrop(source), (torch.randn(4, 5, 3),), losses) == []
