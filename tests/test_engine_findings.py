@@ -118,3 +118,28 @@ def test_the_lesson_draws_no_random_number_of_others(source: str) -> None:
         return model(*batch).square().flatten(1).sum(1)
 
     assert inexact(LayerDrop(source), (torch.randn(4, 5, 3),), losses) == []
+
+
+class FailsFirst(nn.Module):
+    """Can't run on two samples the first time; later it goes another way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.then = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.fails = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.fails:
+            x = self.first(x)
+            if len(x) == 2:
+                raise RuntimeError("two samples")
+        return self.then(x).square().sum(1)
+
+
+def test_a_lesson_that_fails_leaves_nothing_to_the_next() -> None:
+    model, _, engine = attached(FailsFirst())
+    x = torch.randn(4, 3)
+    engine.backward(model(x))
+    model.fails = False
+    engine.backward(model(x))
+    assert engine.unsafe_norms()["then"].shape == (4,)

@@ -2,8 +2,11 @@
 
 ``[B, T, d]`` and ``[T, B, d]`` look alike when T = B; ``[2B, d]`` may hold two rows of each sample, one after the other
 (sample-major) or view by view (sample-minor); a constant table may be as long as the batch. Read wrongly, rows would
-be clipped as if they were samples. So before its first pass the engine runs the model twice on two samples, the second
-time with the second sample changed, and compares what every parameter meets: the entries that changed are sample 1's.
+be clipped as if they were samples. So before its first pass the engine runs the model on two samples, and again with the
+second one changed, and compares what every parameter meets: the entries that changed are sample 1's. It does so with the
+samples in both orders, and again if what it assumed meanwhile was wrong.
+
+The limit: a model that arranges larger batches, or other values, in a way that these samples don't show.
 """
 
 from __future__ import annotations
@@ -105,7 +108,6 @@ class Layouts:
             before = self.known.get(place, found)
             self.known[place] = found if before in (found, Axis.CONSTANT) else Axis.MIXED
         right = all(self.known[place] is assumed for place, assumed in self._assumed.items())
-        self._assumed.clear()
         self.complete = True
         return right
 
@@ -167,15 +169,15 @@ def learn(model: nn.Module, layouts: Layouts, run: Any, args: tuple[Any, ...], k
     for _ in range(_ROUNDS):
         right = []
         for lesson in lessons:
+            layouts._assumed.clear()  # of a lesson that failed
             seen: list[dict[Place, list[Tensor]]] = []
             for inputs in lesson:
                 with _same_random_numbers(devices), _unchanged(model), layouts._watch() as met:
                     try:
                         run(*inputs)
-                    except (
-                        Exception
-                    ) as error:  # the real pass that follows will raise it too, if it isn't the two samples
-                        _log.debug("the model can't run on two samples: %s", error)
+                    except Exception as error:
+                        # The real pass that follows raises it too, unless two samples are the reason. Its text may quote data.
+                        _log.debug("the model can't run on two samples: %s", type(error).__name__)
                         return True
                 seen.append(met)
             right.append(layouts._learnt(seen[0], seen[1]))
