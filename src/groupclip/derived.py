@@ -97,14 +97,14 @@ def derive(call: Call, rows: Rows | None = None) -> Any:
     shadow_args, shadow_kwargs = replaced((call.args, call.kwargs), lambda v: _shadow(v, leaves))
     native_args, native_kwargs = replaced((call.args, call.kwargs), call.value)
     upstream = any(t.requires_grad for t in tensors_in((native_args, native_kwargs)))
-    state = torch.get_rng_state() if upstream else None
-    shadow = call.func(*shadow_args, **shadow_kwargs)
-    if upstream and state is not None:
+    if upstream:
         # Activations take part: their own gradient needs a second, native run on the same random numbers.
-        torch.set_rng_state(state)
+        devices = sorted({t.device.index for t in tensors_in((native_args, native_kwargs)) if t.is_cuda})
+        with torch.random.fork_rng(devices):
+            shadow = call.func(*shadow_args, **shadow_kwargs)
         native = call.func(*native_args, **native_kwargs)
     else:
-        native = shadow
+        native = shadow = call.func(*shadow_args, **shadow_kwargs)
     isometric = _is_isometric(call)
     if rows is None:
         rows = _pointwise_rows(call)

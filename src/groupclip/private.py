@@ -111,9 +111,7 @@ def _fact(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], privates:
     own = {id(p): p.detach().requires_grad_(True) for p in privates}
     result = func(*replaced(args, lambda v: own.get(id(v), v)), **replaced(dict(kwargs), lambda v: own.get(id(v), v)))
     if any(t.requires_grad for t in tensors_in(result)):
-        Call(func, args, kwargs, privates)  # parameters of two engines: refused here
-        for tape in (tape for p in privates for tape in _tapes(p)):
-            tape.require_batch()
+        Call(func, args, kwargs, privates)  # refuses: an unknown batch, or parameters of two engines
     return result
 
 
