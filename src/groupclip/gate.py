@@ -129,6 +129,9 @@ class Gate:
         self._booked.clear()
         if not grads:
             return [None] * len(self.group.slots)
+        if tape.observer is not None:
+            for slot, samples in grads.items():
+                tape.observer.normed(slot.name, samples.method)
         sizes = {g.num_samples for g in grads.values()}
         if len(sizes) > 1:
             raise PrivacyViolation(

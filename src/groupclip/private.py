@@ -80,6 +80,13 @@ _log = logging.getLogger("groupclip")
 _said: set[str] = set()
 
 
+#: How an operation was split by sample, for those who observe a pass.
+RULE = "rule"  # in closed form
+VMAP = "vmap"  # the one operation, sample by sample
+DERIVED = "derived"  # on parameters alone: followed until it meets the batch
+SLOW = "one by one"  # it met the batch, and samples couldn't be told apart: gradients are pulled back one sample at a time
+
+
 class NotSplit(Exception):
     """A rule found no sample axis in this call: let the next way try."""
 
@@ -122,14 +129,15 @@ def _split(call: Call) -> Any:
     rule = RULES.get(call.func)
     if rule is not None:
         try:
-            return rule(call, *call.args, **call.kwargs)
+            result = rule(call, *call.args, **call.kwargs)
+            return call.seen(result, DERIVED if any(map(call.is_private, tensors_in(result))) else RULE)
         except NotSplit:
             pass
     try:
-        return run_by_sample(call)
+        return call.seen(run_by_sample(call), VMAP)
     except NotSplit:
         call.say_slow()
-        return call.derive()
+        return call.seen(call.derive(), SLOW if call.met_batch else DERIVED)
 
 
 class Call:
@@ -218,10 +226,21 @@ class Call:
         """Tie outputs to the private operands: ``book`` gives one :class:`PerSample` for each of ``operands``."""
         return tap(outputs, saved, [targets(o) for o in operands], book)
 
+    @property
+    def met_batch(self) -> bool:
+        """Whether activations take part that gradients are recorded for."""
+        return any(t.requires_grad and not self.is_private(t) for t in instances_in((self.args, self.kwargs), Tensor))
+
+    def seen(self, result: Any, way: str) -> Any:
+        """Tell who observes the pass how this operation was split; gives ``result`` back."""
+        if self.tape.observer is not None:
+            names = [slot.name for p in self.privates for slot in slots(p)]
+            self.tape.observer.used(names, self.name, way)
+        return result
+
     def say_slow(self) -> None:
         """Say, once for each operation, that samples of the batch couldn't be told apart here."""
-        met = any(t.requires_grad and not self.is_private(t) for t in instances_in((self.args, self.kwargs), Tensor))
-        if met and self.name not in _said:
+        if self.met_batch and self.name not in _said:
             _said.add(self.name)
             _log.warning(
                 "%s: the samples don't lie along one dimension of what a parameter meets here, so gradients from here on are "
@@ -234,8 +253,16 @@ class Call:
         return derive(self)
 
 
-def targets(operand: Private) -> list[Target]:
+def slots(operand: Private) -> list[Slot]:
     """The parameters behind a private operand."""
+    if isinstance(operand, PrivateTensor):
+        return [root.slot for root in operand._derived.roots]
+    assert operand._slot is not None
+    return [operand._slot]
+
+
+def targets(operand: Private) -> list[Target]:
+    """Where the per-sample gradients of a private operand go."""
     if isinstance(operand, PrivateTensor):
         return operand._derived.targets()
     slot = operand._slot

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -16,6 +16,18 @@ from .errors import PrivacyViolation
 from .layout import Layouts
 
 LossReduction = Literal["none", "mean", "sum"]
+
+
+class Observer(Protocol):
+    """Is told what happens to parameters in a pass: names and ways, never a value."""
+
+    def used(self, parameters: Sequence[str], operation: str, way: str) -> None:
+        """An operation used these parameters, and was split by sample in this way (see :mod:`groupclip.private`)."""
+        ...
+
+    def normed(self, parameter: str, method: str) -> None:
+        """The per-sample norms of this parameter's gradients were computed in this way."""
+        ...
 
 
 @dataclass
@@ -32,6 +44,7 @@ class Tape:
         layouts: where the samples lie in what parameters meet.
         permitted: B of the backward pass of ``engine.backward`` that is under way.
         ended: the groups that ended in that backward pass.
+        observer: is told how each parameter is used, or None.
     """
 
     clip: ClipFunction
@@ -42,6 +55,7 @@ class Tape:
     layouts: Layouts = field(default_factory=Layouts)
     permitted: int | None = None
     ended: set[str] = field(default_factory=set)
+    observer: Observer | None = None
     _inside: bool = False
 
     def begin_forward(self, inputs: Any) -> None:

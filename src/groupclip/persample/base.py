@@ -27,6 +27,11 @@ class PerSample(ABC):
     def num_samples(self) -> int:
         """B."""
 
+    @property
+    def method(self) -> str:
+        """How the norms are computed, in a word or two."""
+        return "closed form"
+
     @abstractmethod
     def square_norms(self) -> Tensor:
         """``[B]`` squared norms, in float32 or better, exact up to rounding and never negative."""

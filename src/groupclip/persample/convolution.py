@@ -58,6 +58,10 @@ class Convolution(PerSample):
         return self.x.shape[0]
 
     @property
+    def method(self) -> str:
+        return GRAM
+
+    @property
     def _shape(self) -> tuple[int, ...]:
         return (self.g.shape[2], self.x.shape[2] // self.geometry.groups, *self.geometry.kernel)
 

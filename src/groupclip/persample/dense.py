@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..norms import accumulation_dtype, square_sums
+from ..norms import INSTANTIATED, accumulation_dtype, square_sums
 from .base import PerSample
 
 
@@ -23,6 +23,10 @@ class Dense(PerSample):
     @property
     def num_samples(self) -> int:
         return self.grads.shape[0]
+
+    @property
+    def method(self) -> str:
+        return INSTANTIATED
 
     def square_norms(self) -> Tensor:
         if self._square_norms is None:

@@ -89,6 +89,10 @@ class Tied(PerSample):
     def num_samples(self) -> int:
         return self.lookup.num_samples
 
+    @property
+    def method(self) -> str:
+        return f"{self.linear.method}, with the cross term"
+
     def square_norms(self) -> Tensor:
         if self._square_norms is None:
             a, g = self.linear.a, self.linear.g  # [B, T, d], [B, T, V] for a weight [V, d]

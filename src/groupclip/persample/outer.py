@@ -38,6 +38,10 @@ class Outer(PerSample):
     def positions(self) -> int:
         return self.a.shape[1]
 
+    @property
+    def method(self) -> str:
+        return "closed form" if self.positions == 1 else GRAM
+
     def square_norms(self) -> Tensor:
         if self._square_norms is None:
             self._square_norms = self._by_gram()

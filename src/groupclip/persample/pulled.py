@@ -7,6 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..norms import INSTANTIATED
 from .base import PerSample, weigh
 from .dense import Dense
 
@@ -31,6 +32,10 @@ class Pulled(PerSample):
     @property
     def num_samples(self) -> int:
         return self.upstream.num_samples
+
+    @property
+    def method(self) -> str:
+        return self.upstream.method if self.isometric else INSTANTIATED
 
     def square_norms(self) -> Tensor:
         if self.isometric:
