@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
+import groupclip as gc
+from groupclip.engine import Engine
 from groupclip.norms import GRAM, INSTANTIATED
+from groupclip.private import SLOW, VMAP
 
 B = 3
 METHODS = [GRAM, INSTANTIATED]
@@ -32,3 +36,39 @@ class Calls(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Tensor:
         return torch.tanh(self.function(*inputs, *(self.get_parameter(name) for name in self.names)))
+
+
+class Uses:
+    """An observer: which operations went which way, and how each parameter was normed."""
+
+    def __init__(self) -> None:
+        self.ways: dict[str, set[str]] = {}
+        self.methods: dict[str, str] = {}
+
+    def used(self, parameters: Sequence[str], operation: str, way: str) -> None:
+        self.ways.setdefault(operation, set()).add(way)
+
+    def normed(self, parameter: str, method: str) -> None:
+        self.methods[parameter] = method
+
+
+@contextmanager
+def observed(model: nn.Module, batch: tuple[Tensor, ...]) -> Iterator[tuple[Engine, Uses]]:
+    """An engine that has seen one pass over the batch, and an observer of what comes."""
+    engine = gc.attach(model, None, "param-wise", None)
+    try:
+        with torch.no_grad():
+            model(*batch)
+        model(*batch)
+        uses = Uses()
+        engine._tape.observer = uses
+        yield engine, uses
+    finally:
+        engine.detach()
+
+
+def slow_operations(model: nn.Module, batch: tuple[Tensor, ...]) -> set[str]:
+    """The operations that no rule splits: exact, but one sample at a time."""
+    with observed(model, batch) as (_, uses):
+        model(*batch)
+    return {name for name, ways in uses.ways.items() if ways & {VMAP, SLOW}}

@@ -103,6 +103,23 @@ def pulled_not_used() -> Made:
     return Pulled(Dense(randn(B, 2, 2)), derived, leaf, False), torch.zeros(B, 4, 3, dtype=torch.float64)
 
 
+def parts(*cuts: Callable[[Tensor], Tensor]) -> Callable[[], Made]:
+    """Several parts of one [5, 2], each used by a layer; the whole is a part too."""
+
+    def make() -> Made:
+        leaf = randn(5, 2).requires_grad_()
+        uses, total = [], torch.zeros(B, 5, 2, dtype=torch.float64)
+        for cut in cuts:
+            derived = cut(leaf)
+            a, g = randn(B, T, derived.shape[1]), randn(B, T, derived.shape[0])
+            uses.append(Pulled(Outer(a, g), derived, leaf, True))
+            for i, one in enumerate(outer(a, g)):
+                total[i] += torch.autograd.grad(derived, leaf, one, retain_graph=True)[0]
+        return combine(uses), total
+
+    return make
+
+
 def row() -> Made:
     rows, index = randn(B, 3), torch.tensor([2, 0, 5, 1])
     gradients = torch.zeros(B, 6, 3, dtype=torch.float64)
@@ -143,6 +160,16 @@ FORMS: dict[str, Callable[[], Made]] = {
     "two lookups": several_uses(lookup, lookup),
     "lookups and outers": several_uses(lookup, lambda: outer_form(2, 2, V), lookup, lambda: outer_form(T, V, 2, True)),
     "outer and dense": several_uses(lambda: outer_form(T, 2, 3), lambda: (d := dense()) and (Dense(d[1]), d[1])),
+    "parts apart": parts(lambda w: w[:2], lambda w: w[3:], lambda w: w[2:3].t()),
+    "parts apart, one twice": parts(lambda w: w[:2], lambda w: w[2:], lambda w: w[:2]),
+    "columns apart": parts(lambda w: w[:, :1], lambda w: w[:, 1:]),
+    "parts that overlap": parts(lambda w: w[:3], lambda w: w[2:]),
+    "a row and a column": parts(lambda w: w[1:2], lambda w: w[:, 1:]),
+    "one part": parts(lambda w: w[1:4]),
+    "one part twice": parts(lambda w: w[1:4], lambda w: w[1:4]),
+    "the whole and its transpose": parts(lambda w: w.view(5, 2), lambda w: w.t()),
+    "a part and the whole": parts(lambda w: w[:2], lambda w: w.view(5, 2)),
+    "a part and its transpose": parts(lambda w: w[:3], lambda w: w[:3].t()),
     "two convolutions": several_uses(convolution, convolution),
 }
 

@@ -49,7 +49,7 @@ class Derived:
         shadow: its value with the graph down to the roots' leaves, cut off from everything else.
         native: its value as the rest of the model sees it: no gradient to parameters; to activations where it used any.
         roots: the parameters behind it.
-        isometric: its entries are entries of the one root, moved, cast, or with constants added.
+        isometric: its entries are entries of the one root, moved, picked, cast, or with constants added; none is there twice.
         rows: see :data:`Rows`; None if dimension 0 isn't known to be readable so.
         tape: of the engine.
     """
@@ -70,13 +70,16 @@ class Derived:
         return [Target(root.slot, root.gate, puller(root)) for root in self.roots]
 
 
-#: Operations that move entries, cast them or add constants, if a lone private operand comes first.
+#: Operations that move, pick or cast entries, none of them twice, if a lone private operand comes first.
 _ISOMETRIC: set[Any] = {
     torch.t, torch.transpose, torch.permute, torch.reshape, torch.squeeze, torch.unsqueeze, torch.flatten, torch.clone,
     torch.swapaxes, torch.movedim, Tensor.t, Tensor.transpose, Tensor.permute, Tensor.reshape, Tensor.view,
     Tensor.squeeze, Tensor.unsqueeze, Tensor.flatten, Tensor.unflatten, Tensor.contiguous, Tensor.clone, Tensor.to,
     Tensor.float, Tensor.double, Tensor.half, Tensor.bfloat16, Tensor.type, Tensor.type_as, Tensor.view_as,
     Tensor.movedim, Tensor.swapaxes, Tensor.T.__get__, Tensor.mT.__get__,  # pyright: ignore[reportAttributeAccessIssue]
+    torch.chunk, torch.split, torch.tensor_split, torch.hsplit, torch.vsplit, torch.dsplit, torch.narrow, torch.select,
+    torch.unbind, torch.diagonal, torch.flip, torch.roll, Tensor.chunk, Tensor.split, Tensor.tensor_split, Tensor.hsplit,
+    Tensor.vsplit, Tensor.dsplit, Tensor.narrow, Tensor.select, Tensor.unbind, Tensor.diagonal, Tensor.flip, Tensor.roll,
 }  # fmt: skip
 _SHIFTS: set[Any] = {torch.add, Tensor.add, torch.sub, Tensor.sub}
 
@@ -105,6 +108,8 @@ def derive(call: Call, rows: Rows | None = None) -> Any:
         native = call.func(*native_args, **native_kwargs)
     else:
         native = shadow = call.func(*shadow_args, **shadow_kwargs)
+        if len(call.privates) == 1 and shadow is _shadow(call.privates[0], leaves):
+            return call.privates[0]  # nothing was to be done: w.to(the same dtype), w.contiguous()
     isometric = _is_isometric(call)
     if rows is None:
         rows = _pointwise_rows(call)
@@ -173,6 +178,10 @@ def _is_isometric(call: Call) -> bool:
     others = [*call.args[1:], *call.kwargs.values()]
     if call.func in _SHIFTS:
         return not any(isinstance(o, Tensor) for o in others) and not call.kwargs
+    if call.func is Tensor.__getitem__:
+        index = others[0] if isinstance(others[0], tuple) else (others[0],)
+        # Numbers and slices; lists and tensors may name an entry twice.
+        return all(i is None or i is Ellipsis or type(i) in (int, slice) for i in index)
     return call.func in _ISOMETRIC
 
 

@@ -78,6 +78,10 @@ class Outer(PerSample):
     def select(self, index: Tensor) -> Outer:
         return Outer(self.a.index_select(0, index), self.g.index_select(0, index), self.inputs_first)
 
+    def transposed(self) -> Outer:
+        """The gradients of the transposed weight."""
+        return Outer(self.a, self.g, not self.inputs_first)
+
     def settle(self, method: str) -> PerSample:
         if method == AUTO:
             method = choose_method(self.positions, self.a.shape[2], self.g.shape[2])

@@ -4,12 +4,29 @@ a position embedding without a batch dimension): pulled back through the derivat
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from ..norms import INSTANTIATED
 from .base import PerSample, weigh
 from .dense import Dense
+from .outer import Outer
+
+
+@dataclass(frozen=True)
+class View:
+    """Which entries of a parameter a view of it has, as torch describes views; ``offset`` from the parameter's first."""
+
+    offset: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    @property
+    def end(self) -> int:
+        """One past its last entry."""
+        return self.offset + 1 + sum((n - 1) * step for n, step in zip(self.size, self.stride, strict=True))
 
 
 class Pulled(PerSample):
@@ -19,7 +36,8 @@ class Pulled(PerSample):
         upstream: per-sample gradients with respect to E.
         derived: E, with its autograd graph down to ``leaf``.
         leaf: a leaf that stands for the parameter in that graph.
-        isometric: f only moves entries (transpose, view, cast) or adds constants: norms are those of ``upstream``.
+        isometric: each entry of E is an entry of the parameter, another one for each (transpose, view, slice, cast), but for
+            constants added: norms are those of ``upstream``.
     """
 
     def __init__(self, upstream: PerSample, derived: Tensor, leaf: Tensor, isometric: bool) -> None:
@@ -36,6 +54,29 @@ class Pulled(PerSample):
     @property
     def method(self) -> str:
         return self.upstream.method if self.isometric else INSTANTIATED
+
+    @property
+    def view(self) -> View | None:
+        """Which entries of the parameter E is; None if E isn't a view of it."""
+        if not self.isometric or self.derived.numel() == 0:
+            return None
+        if self.derived.untyped_storage().data_ptr() != self.leaf.untyped_storage().data_ptr():
+            return None
+        offset = self.derived.storage_offset() - self.leaf.storage_offset()
+        return View(int(offset), tuple(self.derived.shape), self.derived.stride())
+
+    def unpulled(self) -> PerSample:
+        """The same gradients, with respect to the parameter itself where E is no more than that, or its transpose."""
+        view, shape, stride = self.view, tuple(self.leaf.shape), self.leaf.stride()
+        if view == View(0, shape, stride):
+            return self.upstream
+        if view == View(0, shape[::-1], stride[::-1]) and isinstance(self.upstream, Outer):
+            return self.upstream.transposed()
+        return self
+
+    def of(self, upstream: PerSample) -> Pulled:
+        """Other gradients pulled back in the same way."""
+        return Pulled(upstream, self.derived, self.leaf, self.isometric)
 
     def square_norms(self) -> Tensor:
         if self.isometric:
@@ -54,21 +95,31 @@ class Pulled(PerSample):
     def _pull(self, cotangent: Tensor, batched: bool) -> Tensor:
         if batched and cotangent.shape[0] == 0:
             return cotangent.new_zeros(0, *self.leaf.shape)
-        with torch.enable_grad():
-            (grad,) = torch.autograd.grad(
-                self.derived, self.leaf, cotangent, retain_graph=True, allow_unused=True, is_grads_batched=batched
-            )
+        try:
+            grad = self._differentiate(cotangent, batched)
+        except RuntimeError:
+            if not batched:
+                raise
+            # Not every backward of torch's can be vectorised (pad_packed_sequence, say): then one sample after another.
+            return torch.stack([self._pull(one, batched=False) for one in cotangent])
         if grad is not None:
             return grad
         shape = (cotangent.shape[0], *self.leaf.shape) if batched else self.leaf.shape
         return cotangent.new_zeros(shape)
 
+    def _differentiate(self, cotangent: Tensor, batched: bool) -> Tensor | None:
+        with torch.enable_grad():
+            (grad,) = torch.autograd.grad(
+                self.derived, self.leaf, cotangent, retain_graph=True, allow_unused=True, is_grads_batched=batched
+            )
+        return grad
+
     def select(self, index: Tensor) -> Pulled:
-        return Pulled(self.upstream.select(index), self.derived, self.leaf, self.isometric)
+        return self.of(self.upstream.select(index))
 
     def settle(self, method: str) -> PerSample:
         if self.isometric:
-            return Pulled(self.upstream.settle(method), self.derived, self.leaf, True)
+            return self.of(self.upstream.settle(method))
         return Dense(self.instantiate()).settle(method)
 
 
