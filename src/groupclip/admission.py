@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.optim import Optimizer
 
 from .errors import CoverageError, GroupClipError, PrivacyViolation
+from .guard import holds_something
 from .mechanism import Mechanism
 from .private import PrivateParameter
 from .rules.normalisation import BATCH_STATISTICS, RUNNING_STATISTICS
@@ -76,11 +77,31 @@ def check_parameters(named: Mapping[str, nn.Parameter]) -> None:
             raise CoverageError(
                 f"parameter {name!r} has dtype {param.dtype}: only real floating point parameters can be clipped"
             )
+        if param.is_meta:
+            raise CoverageError(
+                f"parameter {name!r} has no storage yet (device 'meta'): materialise the model before attaching it"
+            )
+        if param.is_inference():
+            raise CoverageError(
+                f"parameter {name!r} was made under torch.inference_mode(), so it can't be trained: make or copy the model outside it"
+            )
+        if holds_something(param.grad):
+            raise PrivacyViolation(
+                f"parameter {name!r} holds a gradient from before, which wasn't clipped: clear it (optimizer.zero_grad() or "
+                "model.zero_grad()) before attaching"
+            )
         if param.numel() == 0:
             raise CoverageError(f"parameter {name!r} has no elements: run a first forward pass or freeze it")
 
 
-def check_optimizer(optimizer: Optimizer, named: Mapping[str, nn.Parameter]) -> None:
+def check_optimizer(optimizer: Optimizer, named: Mapping[str, nn.Parameter], frozen: Collection[nn.Parameter] = ()) -> None:
+    """Whether the optimizer moves the private parameters, and nothing else.
+
+    Args:
+        optimizer: the optimizer.
+        named: the private parameters that train.
+        frozen: private parameters that don't, at the moment.
+    """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise PrivacyViolation(
             "LBFGS evaluates the gradient several times in a step, each without noise: use another optimizer"
@@ -93,6 +114,13 @@ def check_optimizer(optimizer: Optimizer, named: Mapping[str, nn.Parameter]) -> 
             f"the optimizer holds {len(foreign)} trainable parameters that are not the model's (first shape "
             f"{tuple(foreign[0].shape)}): they would be updated without clipping and noise. Build the optimizer from the "
             "attached model's parameters (after any change to the model), or freeze the others"
+        )
+    known = ours.keys() | {id(p) for p in frozen}
+    stale = [p for i, p in held.items() if i not in known and holds_something(p.grad)]
+    if stale:
+        raise CoverageError(
+            f"the optimizer holds {len(stale)} frozen parameters with a gradient (first shape {tuple(stale[0].shape)}): it would "
+            "apply that without clipping and noise. Set it to None, or leave frozen parameters out of the optimizer"
         )
     missing = [n for i, n in ours.items() if i not in held]
     if missing:
@@ -116,6 +144,11 @@ def check_losses(losses: Tensor, batch: int) -> None:
             hint = "pass reduction='none' to the loss function"
         elif losses.dim() == 2 and shape[1] == 1:
             hint = "use losses.squeeze(1)"
+        elif shape == (batch, batch):
+            hint = (
+                "maybe every output met every target, as outputs [B, 1] and targets [B] do: give both one shape. If each "
+                "sample has B entries of its own, use losses.mean(1)"
+            )
         else:
             hint = "reduce each sample's entries, e.g. losses.flatten(1).mean(1)"
         raise ValueError(f"losses has shape {shape}, but engine.backward takes one loss per sample, shape [B]: {hint}")
@@ -124,6 +157,21 @@ def check_losses(losses: Tensor, batch: int) -> None:
     if len(losses) != batch:
         raise ValueError(
             f"losses has {len(losses)} entries, but the model was last called with {batch} samples: give one loss per sample"
+        )
+
+
+def check_loss_scale(scale: float, dtype: torch.dtype) -> None:
+    """A positive number that losses of that dtype can be multiplied by.
+
+    Raises:
+        TypeError, ValueError: anything else.
+    """
+    if isinstance(scale, bool) or not isinstance(scale, (int, float)):
+        raise TypeError(f"loss_scale is {type(scale).__name__}; it must be a number, fixed before the run")
+    if not 0 < scale <= torch.finfo(dtype).max:
+        raise ValueError(
+            f"loss_scale={scale:g} must be positive and at most {torch.finfo(dtype).max:g}, the largest number of {dtype} losses; use "
+            "a smaller one, or cast the losses to float32"
         )
 
 

@@ -21,6 +21,8 @@ from torch.optim import Optimizer
 from . import rules as rules  # registers every rule
 from .admission import (
     check_arguments,
+    check_coverage,
+    check_loss_scale,
     check_losses,
     check_modules,
     check_optimizer,
@@ -82,8 +84,20 @@ def attach(
     return Engine(model, optimizer, groups, mechanism, clip, thresholds, loss_reduction, noise)
 
 
+#: What clipping, noise and the statement were made from when the engine was attached.
+_FACTS = frozenset({"partition", "clip", "thresholds", "mechanism", "noise", "ledger"})
+
+
 class Engine:
-    """See :func:`attach`, which makes it."""
+    """See :func:`attach`, which makes it. Facts of the run (partition, clip, thresholds, mechanism, ..) are read-only."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _FACTS and name in self.__dict__:
+            raise AttributeError(
+                f"engine.{name} can't be changed: the gates and the noise were made from it, so the statement would tell of a "
+                "run that isn't this one. Detach the engine and attach again"
+            )
+        super().__setattr__(name, value)
 
     def __init__(
         self, model: nn.Module, optimizer: Optimizer | None, groups: Partition | str | Mapping[str, str] | Callable[[str], str],
@@ -124,7 +138,7 @@ class Engine:
             model.register_forward_pre_hook(watch.before, with_kwargs=True, prepend=True),
             model.register_forward_hook(watch.after, with_kwargs=True, always_call=True),
         ]
-        handles += [slot.param.register_hook(slot.witness) for slot in self._slots]
+        handles += [handle for slot in self._slots for handle in slot.hook()]
         keepers = [m for m in model.modules() if isinstance(m, (_BatchNorm, _InstanceNorm))]
         handles += [m.register_forward_pre_hook(refuse_batch_statistics) for m in keepers]
         if optimizer is not None:
@@ -148,33 +162,38 @@ class Engine:
 
     # ------------------------------------------------------------------ training
 
-    def backward(self, losses: Tensor) -> None:
+    def backward(self, losses: Tensor, *, loss_scale: float = 1.0) -> None:
         """Add the clipped gradients of the samples to ``p.grad``: one backward pass.
 
         Args:
             losses: ``[B]``, one loss per sample of the batch that the model was last called with; sample i's loss must
                 depend on sample i alone.
+            loss_scale: for float16, in which small gradients vanish: the pass is made on the losses times this number, and it
+                is taken out again before norms and clipping. A power of two changes nothing else. It must not depend on the
+                data; a sample that it makes overflow adds zero.
 
         Raises:
-            ValueError: not one loss per sample.
+            ValueError: not one loss per sample; a loss scale that the losses' dtype can't hold.
             PrivacyViolation, CoverageError, GroupClipError: see the messages. ``p.grad`` is as before where it was
                 None; where it held earlier micro-batches, the logical batch must be given up with :meth:`discard`.
         """
         self._require_attached()
         check_losses(losses, self._tape.require_batch())
+        check_loss_scale(loss_scale, losses.dtype)
         self._step.check_accumulation()
         losses = self._settle(losses)
         held = [slot.param.grad is not None for slot in self._slots]
         self._norms.clear()
         try:
-            with self._tape.permit(len(losses)):
-                losses.backward(torch.ones_like(losses))
+            with self._tape.permit(len(losses), loss_scale):
+                losses.backward(torch.full_like(losses, loss_scale))
                 ended = bool(self._tape.ended)
             if not ended:
                 raise CoverageError(
                     "no private parameter took part in these losses: they were computed before attach, by another model, or under "
                     "no_grad"
                 )
+            self._step.check_landed()
         except BaseException as error:
             for slot, had in zip(self._slots, held, strict=True):
                 slot.delivered = None
@@ -211,6 +230,8 @@ class Engine:
             inputs: tensors, or containers of them; dimension 0 of the first is the sample.
         """
         self._show_private()
+        if torch.is_grad_enabled():
+            check_coverage(self.model)
         self._tape.begin_forward(inputs)
         try:
             yield

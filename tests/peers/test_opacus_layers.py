@@ -285,7 +285,7 @@ def collected(factor: int) -> dict[str, type]:
 
 
 globals().update(collected(1))
-globals().update({name: pytest.mark.slow(tests) for name, tests in collected(10).items()})
+globals().update({name: pytest.mark.slow(tests) for name, tests in collected(5).items()})
 
 
 def test_no_family_is_left_out() -> None:
