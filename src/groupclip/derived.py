@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .aligned import carried
 from .batch import replaced, tensors_in
 from .errors import UnsupportedOperation
 from .gate import Gate, Slot, Target
@@ -112,7 +113,7 @@ def derive(call: Call, rows: Rows | None = None) -> Any:
             return call.privates[0]  # nothing was to be done: w.to(the same dtype), w.contiguous()
     isometric = _is_isometric(call)
     if rows is None:
-        rows = _pointwise_rows(call)
+        rows = _pointwise_rows(call) or carried(call)
 
     def wrap(shadowed: Any, natural: Any) -> Any:
         if isinstance(shadowed, Tensor):

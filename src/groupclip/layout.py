@@ -85,7 +85,8 @@ class Layouts:
             self.shares.setdefault(place, set()).add(x.shape[0] // batch)
             if axis is None:
                 # Values are right whatever is assumed here; assuming a batch shows the most places in one pass.
-                return self._assumed.setdefault(place, Axis.MAJOR if Axis.MAJOR.fits(x.shape, batch) else Axis.SECOND)
+                fitting = (a for a in (Axis.MAJOR, Axis.SECOND) if a.fits(x.shape, batch))
+                axis = self._assumed.setdefault(place, next(fitting, Axis.CONSTANT))
         if axis is None or (axis is Axis.CONSTANT and from_batch):
             self.complete = self.complete and axis is not None
             axis = _by_shape(x, batch, from_batch)
@@ -110,6 +111,15 @@ class Layouts:
         right = all(self.known[place] is assumed for place, assumed in self._assumed.items())
         self.complete = True
         return right
+
+    def varies(self, place: Place) -> bool:
+        """Whether lessons saw what is met there change with the samples."""
+        return self.known.get(place, Axis.CONSTANT) is not Axis.CONSTANT
+
+    @property
+    def learning(self) -> bool:
+        """Whether the pass under way is one of a lesson, which may assume wrongly."""
+        return self._seen is not None
 
     @property
     def folded(self) -> bool:

@@ -6,19 +6,21 @@ sends every operation to :func:`dispatch`, which knows three ways:
 1. a *rule* (:mod:`groupclip.rules`) for the operation: closed forms, fast;
 2. the *generic rule*: the one operation, sample by sample under ``vmap``, checked against its own output;
 3. *derivation*: an operation on parameters alone (``w.t()``, ``1 + w``, a position embedding without a batch
-   dimension) gives a :class:`PrivateTensor`, which is in turn private until it meets the batch. What neither a rule
-   nor the generic rule can split by sample is derived too: exact in every case, and slow.
+   dimension) gives a :class:`PrivateTensor`, which is in turn private until it meets the batch: as one tensor for all
+   samples, or lined up with them row by row (:mod:`groupclip.aligned`). What none of this can split by sample is
+   derived too: exact in every case, and slow.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .aligned import meet
 from .batch import instances_in, replaced, tensors_in
 from .derived import Derived, derive
 from .errors import CoverageError, UnsupportedOperation
@@ -136,15 +138,26 @@ def _split(call: Call) -> Any:
     try:
         return call.seen(run_by_sample(call), VMAP)
     except NotSplit:
+        pass
+    try:
+        return meet(call)
+    except NotSplit:
         call.say_slow()
         return call.seen(call.derive(), SLOW if call.met_batch else DERIVED)
 
 
 class Call:
-    """One operation with private operands, and what rules do with it."""
+    """One operation with private operands, and what rules do with it.
 
-    def __init__(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], privates: list[Private]) -> None:
+    ``samples_first``: ids of operands that are known to hold the samples in dimension 0, whatever lessons say.
+    """
+
+    def __init__(
+        self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], privates: list[Private],
+        samples_first: frozenset[int] = frozenset(),
+    ) -> None:  # fmt: skip
         self.func, self.args, self.kwargs, self.privates = func, args, kwargs, privates
+        self._samples_first, self._saw_batch = samples_first, False
         tapes = {id(tape): tape for p in privates for tape in _tapes(p)}
         if len(tapes) > 1:
             raise CoverageError(
@@ -184,12 +197,7 @@ class Call:
         Raises:
             NotSplit: it doesn't come from the batch, or where its samples are isn't certain.
         """
-        if isinstance(operand, PrivateTensor):
-            rows = operand._derived.rows
-            if rows is None:
-                raise NotSplit
-            return rows(), Axis.MAJOR
-        axis = self.axis(operand, place)
+        axis = self.axis(operand, place)  # a private tensor's is nowhere, until it meets the batch
         if axis in (Axis.CONSTANT, Axis.MIXED):
             raise NotSplit
         return operand, axis
@@ -198,23 +206,40 @@ class Call:
         """Where the samples are in an operand that isn't private."""
         if self.is_private(operand) or not isinstance(operand, Tensor) or operand.dim() == 0:
             return Axis.CONSTANT
+        if id(operand) in self._samples_first:
+            return Axis.MAJOR
         first = self.privates[0]
         slot = first._derived.roots[0].slot if isinstance(first, PrivateTensor) else first._slot
         assert slot is not None
         from_batch = operand.requires_grad or self.tape.inputs.holds(operand)
         where = (slot.name, self.func, place, operand.dim())
-        return self.tape.layouts.axis(where, operand, self.batch, from_batch)
+        axis = self.tape.layouts.axis(where, operand, self.batch, from_batch)
+        self._saw_batch |= self.tape.layouts.varies(where)
+        return axis
 
     def aligned_rows(self, operand: Private) -> Tensor:
-        """A private operand with one row a sample, that the operation lines up with the batch, as activations."""
+        """A private operand with the same number of rows a sample, that the operation lines up with the batch, as activations."""
         if isinstance(operand, PrivateTensor) and operand._derived.rows is not None:
-            return operand._derived.rows()
+            try:
+                return operand._derived.rows()
+            except NotSplit:
+                pass
         batch = self.batch
 
         def book(saved: Any, grads: Any) -> list[PerSample]:
-            return [Row(grads[0], torch.arange(batch, device=grads[0].device), batch)]
+            rows = Axis.MAJOR.split(grads[0], batch)
+            return [Row(rows, torch.arange(batch, device=rows.device), batch)]
 
         return self.tap([self.value(operand)], [], [operand], book)[0]
+
+    def lined_up(self, rows: Mapping[int, Tensor], others: Sequence[Tensor]) -> Any:
+        """The same operation with activations ``rows`` for some private operands; they and ``others`` hold the samples first."""
+        args, kwargs = replaced((self.args, dict(self.kwargs)), lambda v: rows.get(id(v), v))
+        remaining = [p for p in self.privates if id(p) not in rows]
+        if not remaining:
+            return self.seen(self.func(*args, **kwargs), RULE)
+        first = frozenset(map(id, [*rows.values(), *others]))
+        return _split(Call(self.func, args, kwargs, remaining, first))
 
     def tap(
         self,
@@ -228,7 +253,9 @@ class Call:
 
     @property
     def met_batch(self) -> bool:
-        """Whether activations take part that gradients are recorded for."""
+        """Whether the batch takes part: tensors that gradients are recorded for, or what lessons saw to vary with it."""
+        if self._saw_batch:
+            return True
         return any(t.requires_grad and not self.is_private(t) for t in instances_in((self.args, self.kwargs), Tensor))
 
     def seen(self, result: Any, way: str) -> Any:
@@ -240,7 +267,7 @@ class Call:
 
     def say_slow(self) -> None:
         """Say, once for each operation, that samples of the batch couldn't be told apart here."""
-        if self.met_batch and self.name not in _said:
+        if self.met_batch and self.name not in _said and not self.tape.layouts.learning:
             _said.add(self.name)
             _log.warning(
                 "%s: the samples don't lie along one dimension of what a parameter meets here, so gradients from here on are "

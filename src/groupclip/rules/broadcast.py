@@ -60,7 +60,7 @@ def _rdiv(call: Call, self: Any, other: Any) -> Tensor:
 
 def _elementwise(call: Call, function: Any, left: Any, right: Any, left_slope: _Slope, right_slope: _Slope) -> Tensor:
     private, other, slope = (left, right, left_slope) if call.is_private(left) else (right, left, right_slope)
-    x, axis, row_a_sample = _meet(call, private, other)
+    x, axis, row_a_sample = _meet(call, private, other, place=0 if other is left else 1)
     if row_a_sample:
         rows = call.aligned_rows(private)
         return function(rows, x) if private is left else function(x, rows)
@@ -71,7 +71,7 @@ def _elementwise(call: Call, function: Any, left: Any, right: Any, left_slope: _
     return call.tap([out], saved, [private], _booking(call, out.shape, axis, private, slope))[0]
 
 
-def _meet(call: Call, private: Any, other: Any) -> tuple[Tensor, Axis, bool]:
+def _meet(call: Call, private: Any, other: Any, place: int) -> tuple[Tensor, Axis, bool]:
     """The other operand as a batch, its axis, and whether the private one has a row for each sample of it.
 
     Raises:
@@ -80,7 +80,7 @@ def _meet(call: Call, private: Any, other: Any) -> tuple[Tensor, Axis, bool]:
     if call.is_private(other) or not isinstance(other, Tensor) or private.dim() > other.dim() or other.dim() == 0:
         raise NotSplit
     aligned = _aligned(private.shape, other.dim())
-    x, axis = call.activation(other)
+    x, axis = call.activation(other, place)
     along = 1 if axis is Axis.SECOND else 0
     if torch.broadcast_shapes(private.shape, other.shape)[along] != other.shape[along]:
         raise NotSplit
@@ -126,7 +126,7 @@ def _in_place(name: str, slope: _Slope) -> Rule:
         # Where samples can't be told apart, NotSplit leads to an error that says to write it out of place.
         if call.is_private(self) or torch.broadcast_shapes(other.shape, self.shape) != self.shape:
             raise NotSplit
-        x, axis, row_a_sample = _meet(call, other, self)
+        x, axis, row_a_sample = _meet(call, other, self, place=0)
         if row_a_sample:
             return getattr(x, name)(call.aligned_rows(other))
         saved = [] if slope in (_same, _negated) else [x.detach().clone()]
