@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from groupclip import accounting, calibration
-from groupclip.accounting import Bounds
 from groupclip.errors import PrivacyViolation
+from groupclip.events import Bounds
 from groupclip.mechanism import Mechanism, PrivacySpent, default_delta
 
 PLAN = {"dataset_size": 50_000, "expected_batch_size": 1_000, "steps": 250}
@@ -43,7 +43,9 @@ def test_calibration_meets_its_target_from_below(epsilon, delta, size, share, st
 
 
 def test_calibration_names_what_is_feasible():
-    with pytest.raises(ValueError, match=r"epsilon=1e\+09 is more than this plan can spend: .* ask for at most epsilon="):
+    with pytest.raises(
+        ValueError, match=r"epsilon=1e\+09 is more than this plan can spend: .* ask for at most epsilon="
+    ):
         PAPER.calibrate(epsilon=1e9, delta=1e-5)
     with pytest.raises(ValueError, match=r"epsilon=1e-09 is out of reach: even noise_multiplier=1e\+06 .* fewer steps"):
         Mechanism(dataset_size=10, expected_batch_size=10, steps=10**9).calibrate(epsilon=1e-9, delta=1e-12)
@@ -95,7 +97,9 @@ def test_no_noise_has_no_epsilon():
 def test_noise_beyond_the_accountants_arithmetic(sigma):
     mechanism = Mechanism(**PLAN, noise_multiplier=sigma)
     for ask in (lambda: mechanism.epsilon(delta=1e-5), lambda: mechanism.delta(epsilon=1.0)):
-        with pytest.raises(ValueError, match=r"noise_multiplier=.* is outside \[0\.001, 1e\+09\], .*mechanism\.calibrate"):
+        with pytest.raises(
+            ValueError, match=r"noise_multiplier=.* is outside \[0\.001, 1e\+09\], .*mechanism\.calibrate"
+        ):
             ask()
 
 
@@ -141,7 +145,29 @@ def test_an_uncalibrated_mechanism_says_how_to_go_on():
         ({"noise_multiplier": -1.0}, ValueError, r"noise_multiplier=-1\.0 must be >= 0"),
         ({"noise_multiplier": math.inf}, ValueError, "noise_multiplier=inf must be finite"),
         ({"noise_multiplier": True}, TypeError, "noise_multiplier=True must be a number, not bool"),
-        ({"adjacency": "swap"}, ValueError, "adjacency='swap' is unknown; use one of add-or-remove-one"),
+        (
+            {"adjacency": "swap"},
+            ValueError,
+            "adjacency='swap' is unknown; use one of add-or-remove-one, zero-out, replace-one",
+        ),
+        ({"sampling": "shuffle"}, ValueError, "sampling='shuffle' is unknown; use one of poisson, truncated-poisson,"),
+        ({"unit": "family"}, ValueError, "unit='family' is unknown; use one of sample, user"),
+        ({"max_batch_size": 2_000}, ValueError, "max_batch_size=2000 has no meaning with sampling='poisson'"),
+        (
+            {"max_batch_size": 999, "sampling": "truncated-poisson", "adjacency": "zero-out"},
+            ValueError,
+            r"max_batch_size=999 must be in \[1000, 50000\]",
+        ),
+        (
+            {"sampling": "full-batch"},
+            ValueError,
+            "expected_batch_size=1000 must be dataset_size=50000 with sampling='full-b",
+        ),
+        (
+            {"sampling": "without-replacement", "adjacency": "replace-one", "expected_batch_size": 10.5},
+            ValueError,
+            r"expected_batch_size=10\.5 must be whole with sampling='without-replacement'",
+        ),
     ],
 )
 def test_wrong_facts_are_named(changed, error, message):
@@ -183,11 +209,23 @@ def test_one_plan_has_one_hash_however_it_is_spelt():
 
 
 def test_the_hash_covers_every_field():
-    # only one adjacency exists so far, so it can't be varied; it is in the hashed dict like the others
-    others = {"dataset_size": 50_001, "expected_batch_size": 1_001, "steps": 251, "noise_multiplier": 1.0}
-    assert {*others, "adjacency"} == {field.name for field in dataclasses.fields(Mechanism)} == set(PAPER.to_dict())
-    hashes = {dataclasses.replace(PAPER, **{name: value}).plan_hash for name, value in others.items()}
-    assert len(hashes | {PAPER.plan_hash}) == len(others) + 1
+    others = {
+        "dataset_size": 50_001,
+        "expected_batch_size": 1_001,
+        "steps": 251,
+        "noise_multiplier": 1.0,
+        "adjacency": "zero-out",
+        "unit": "user",
+    }
+    assert {*others, "sampling", "max_batch_size"} == {field.name for field in dataclasses.fields(Mechanism)}
+    assert {field.name for field in dataclasses.fields(Mechanism)} == set(PAPER.to_dict())
+    varied = [dataclasses.replace(PAPER, **{name: value}) for name, value in others.items()]
+    zero_out = dataclasses.replace(PAPER, adjacency="zero-out")
+    varied += [
+        dataclasses.replace(zero_out, sampling="truncated-poisson", max_batch_size=cap) for cap in (1_300, 1_301)
+    ]
+    hashes = {mechanism.plan_hash for mechanism in (PAPER, *varied)}
+    assert len(hashes) == len(varied) + 1
 
 
 def test_dict_round_trip():

@@ -10,7 +10,7 @@ LARGEST_SIGMA = 1e6
 def enough_noise(quick: Callable[[float], float], target: float) -> float:
     """A sigma with quick(sigma) <= target, within 2 % of the least such one.
 
-    ``quick`` is a cheap bound that is never below the epsilon that will be reported.
+    ``quick`` is cheap and need not be a bound: :func:`least_noise` starts there and believes only what is reported.
     """
     high = 1.0
     while quick(high) > target:
@@ -29,17 +29,47 @@ def enough_noise(quick: Callable[[float], float], target: float) -> float:
     return high
 
 
-def least_noise(reported: Callable[[float], float], enough: float, target: float) -> float:
+def near_noise(
+    rough: Callable[[float], float], reported: Callable[[float], float], start: float, target: float
+) -> float:
+    """A sigma at which ``reported`` is about ``target``, by a ``rough`` function that follows it and costs less."""
+    for _ in range(2):
+        near = least_noise(rough, start, target)
+        found = reported(near)
+        if not math.isfinite(found) or found <= 0 or 0.997 <= found / target <= 1:
+            break
+        aim = 0.9985 * rough(near) * target / found  # what rough says where reported is the target
+        start, target, rough = near, target, _scaled(rough, target / aim)
+    return near
+
+
+def _scaled(function: Callable[[float], float], factor: float) -> Callable[[float], float]:
+    return lambda sigma: factor * function(sigma)
+
+
+def least_noise(reported: Callable[[float], float], start: float, target: float, *, patience: int = 60) -> float:
     """A sigma with 0.99 * target <= reported(sigma) <= target.
 
-    Secant steps in log-log, kept inside a bracket that starts at ``enough``. Stops at 0.998 * target: noise
-    costs accuracy, and one more evaluation costs milliseconds.
+    Secant steps in log-log, kept inside a bracket that grows from ``start``. Stops at 0.998 * target, for noise costs
+    accuracy, or at 0.99 * target after ``patience`` steps.
     """
-    high, spent = enough, reported(enough)
+    high, spent = start, reported(start)
     low, too_much = high, spent
+    if 0.998 * target <= spent <= target:
+        return high
+    factor = 1.02
+    while spent > target:
+        low, too_much = high, spent
+        high, factor = high * factor, min(factor * factor, 2.0)
+        if high > LARGEST_SIGMA:
+            raise ValueError(
+                f"epsilon={target:g} is out of reach: even noise_multiplier={low:.3g} spends {too_much:.4g}; ask for a "
+                "larger epsilon or delta, fewer steps or a smaller batch"
+            )
+        spent = reported(high)
     while too_much <= target:
         high, spent = low, too_much
-        low *= 0.8
+        low, factor = low / factor, min(factor * factor, 1.5)
         if low < SMALLEST_SIGMA:
             raise ValueError(
                 f"epsilon={target:g} is more than this plan can spend: at noise_multiplier={high:.3g} it "
@@ -47,8 +77,8 @@ def least_noise(reported: Callable[[float], float], enough: float, target: float
                 f"epsilon={spent:.4g}"
             )
         too_much = reported(low)
-    for _ in range(60):
-        if spent >= 0.998 * target:
+    for taken in range(60):
+        if spent >= (0.998 if taken < patience else 0.99) * target:
             break
         share = 0.5
         if spent > 0 and math.isfinite(too_much):
@@ -56,9 +86,7 @@ def least_noise(reported: Callable[[float], float], enough: float, target: float
             share = math.log(0.999 * target / spent) / math.log(too_much / spent)
         middle = high * (low / high) ** min(max(share, 0.02), 0.98)
         value = reported(middle)
-        low, too_much, high, spent = (
-            (low, too_much, middle, value) if value <= target else (middle, value, high, spent)
-        )
+        low, too_much, high, spent = (low, too_much, middle, value) if value <= target else (middle, value, high, spent)
     if spent < 0.99 * target:
         raise ValueError(
             f"epsilon={target:g} can't be met within 1 %: noise_multiplier={high:.6g} spends {spent:.6g} and "

@@ -7,23 +7,26 @@ the ledger, so they can't disagree. Its fields are public facts, never data.
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from numbers import Integral, Real
 
 from groupclip import accounting, calibration
+from groupclip.arguments import number, positive, whole
 from groupclip.errors import PrivacyViolation
+from groupclip.events import Bounds, Step, check_combination
 
-ADJACENCIES = ("add-or-remove-one",)
+UNITS = ("sample", "user")
 _LEAST_SIGMA, _MOST_SIGMA = 1e-3, 1e9  # for a figure; a mechanism may have any
+_CAP = 6.5  # standard deviations above the mean: there truncation costs nothing that can be seen
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacySpent:
     """What has been spent: (epsilon, delta), and which accountant says so.
 
-    ``epsilon`` is the smaller of ``rdp`` and ``pld`` (both are upper bounds; None where one can't answer).
-    ``accountant`` is "PLD", "RDP" or, before the first step, "none". ``note`` says what limited the figure.
+    ``epsilon`` is the smallest of ``exact``, ``rdp`` and ``pld`` (all are upper bounds; None where one can't
+    answer). ``accountant`` is "PLD", "RDP", "exact" (full batches) or, before the first step, "none". ``note`` says
+    what limited the figure.
     """
 
     epsilon: float
@@ -32,29 +35,38 @@ class PrivacySpent:
     accountant: str
     rdp: float | None = None
     pld: float | None = None
+    exact: float | None = None
     note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mechanism:
-    """Poisson-sampled Gaussian steps: each sample enters each step's batch independently with
-    ``sample_rate``.
+    """Gaussian steps on sampled batches.
 
     Args:
-        dataset_size: number of samples n. Public: add-or-remove adjacency protects who is in, not how many.
-        expected_batch_size: the mean B of the Poisson batch size, 0 < B <= n; q = B / n.
+        dataset_size: number of samples n (of users where ``unit`` is "user"). Public: add-or-remove adjacency
+            protects who is in, not how many.
+        expected_batch_size: the mean B of the batch size, 0 < B <= n; q = B / n.
         steps: number of planned optimizer steps T, empty batches included.
         noise_multiplier: sigma: the noise on the sum of clipped gradients has standard deviation
             sigma * ||(R_1, ..., R_M)|| in every coordinate (the paper, "Clipping thresholds"). None: to be
             calibrated.
             0: no noise, for sanity runs; then there is no epsilon.
-        adjacency: "add-or-remove-one": neighbouring data sets differ by one sample's presence.
+        adjacency: what neighbouring data sets differ by. "add-or-remove-one": one sample's presence. "zero-out": one
+            sample, replaced by one that adds nothing. "replace-one": one sample, replaced by any other; costs more.
+        sampling: how batches are drawn. "poisson": each sample independently with probability q.
+            "truncated-poisson": so, but at most ``max_batch_size`` of them, chosen uniformly, so that a batch fits
+            one physical size. "without-replacement": exactly B of n, uniformly. "full-batch": all of them, B = n.
+        max_batch_size: the cap of a truncated batch; B + 6.5 sqrt(B) by default, where truncation is as good as free.
+            None for other samplings.
+        unit: whom the guarantee protects. "user": batches are drawn, and gradients clipped, by user.
 
     Guarantee: :meth:`epsilon` is an upper bound for the release of every noisy gradient, and so of the
     weights after every step.
 
     Raises:
-        ValueError, TypeError: naming the argument, the value and the fix.
+        ValueError, TypeError: naming the argument, the value and the fix; also for a sampling that has no sound
+            accountant under the adjacency.
 
     >>> mechanism = Mechanism(dataset_size=50_000, expected_batch_size=1_000, steps=250, noise_multiplier=1.0)
     >>> mechanism.sample_rate
@@ -66,30 +78,42 @@ class Mechanism:
     steps: int
     noise_multiplier: float | None = None
     adjacency: str = "add-or-remove-one"
+    sampling: str = "poisson"
+    max_batch_size: int | None = None
+    unit: str = "sample"
 
     def __post_init__(self) -> None:
-        n = _whole("dataset_size", self.dataset_size, least=1)
-        batch = _number("expected_batch_size", self.expected_batch_size)
-        if batch <= 0:
-            raise ValueError(f"expected_batch_size={self.expected_batch_size!r} must be > 0")
+        n = whole("dataset_size", self.dataset_size, least=1)
+        batch = positive("expected_batch_size", self.expected_batch_size)
         if batch > n:
             raise ValueError(
                 f"expected_batch_size={self.expected_batch_size!r} is larger than dataset_size={n}: a batch "
                 "can't hold more samples than there are; use at most dataset_size"
             )
-        steps = _whole("steps", self.steps, least=1)
+        steps = whole("steps", self.steps, least=1)
         sigma = self.noise_multiplier
         if sigma is not None:
-            sigma = _number("noise_multiplier", sigma)
+            sigma = number("noise_multiplier", sigma)
             if sigma < 0:
                 raise ValueError(f"noise_multiplier={self.noise_multiplier!r} must be >= 0")
-        if self.adjacency not in ADJACENCIES:
-            raise ValueError(f"adjacency={self.adjacency!r} is unknown; use one of {', '.join(ADJACENCIES)}")
+        check_combination(self.sampling, self.adjacency)
+        if self.unit not in UNITS:
+            raise ValueError(f"unit={self.unit!r} is unknown; use one of {', '.join(UNITS)}")
         # one spelling for one plan, so that 1_000, 1000.0 and numpy.int64(1000) have the same hash
         object.__setattr__(self, "dataset_size", n)
         object.__setattr__(self, "expected_batch_size", int(batch) if batch == int(batch) else batch)
         object.__setattr__(self, "steps", steps)
         object.__setattr__(self, "noise_multiplier", sigma)
+        object.__setattr__(self, "max_batch_size", _cap(self.sampling, n, batch, self.max_batch_size))
+        if self.sampling == "full-batch" and batch != n:
+            raise ValueError(
+                f"expected_batch_size={self.expected_batch_size!r} must be dataset_size={n} with sampling='full-batch'"
+            )
+        if self.sampling == "without-replacement" and batch != int(batch):
+            raise ValueError(
+                f"expected_batch_size={self.expected_batch_size!r} must be whole with sampling='without-replacement': "
+                "every batch has that size"
+            )
 
     @property
     def sample_rate(self) -> float:
@@ -101,7 +125,7 @@ class Mechanism:
         return self.spent(delta=delta, steps=steps).epsilon
 
     def spent(self, *, delta: float, steps: int | None = None) -> PrivacySpent:
-        """Epsilon at ``delta`` after ``steps`` of the planned steps, with both accountants' figures.
+        """Epsilon at ``delta`` after ``steps`` of the planned steps, with every accountant's figure.
 
         Raises:
             ValueError: delta outside [1e-12, 1), steps outside [0, self.steps], no noise_multiplier yet, or
@@ -109,12 +133,12 @@ class Mechanism:
             PrivacyViolation: noise_multiplier is 0.
         """
         delta = _delta(delta)
-        steps, sigma = self._taken(steps), self._sigma()
+        steps, step = self._taken(steps), self._step(self._sigma())
         if steps == 0:
             return PrivacySpent(epsilon=0.0, delta=delta, steps=0, accountant="none", rdp=0.0, pld=0.0)
-        bounds = accounting.epsilon_bounds(self.sample_rate, sigma, steps, delta, self.steps)
+        bounds = accounting.epsilon_bounds(step, steps, delta, self.steps)
         if bounds.value is None:
-            raise ValueError(_too_little_noise(sigma))
+            raise ValueError(_no_figure(step, bounds))
         return PrivacySpent(
             epsilon=bounds.value,
             delta=delta,
@@ -122,22 +146,41 @@ class Mechanism:
             accountant=bounds.accountant,
             rdp=bounds.rdp,
             pld=bounds.pld,
+            exact=bounds.exact,
             note=bounds.note,
         )
 
     def delta(self, *, epsilon: float, steps: int | None = None) -> float:
         """The smallest proven delta at ``epsilon`` >= 0 after ``steps`` steps (all by default)."""
-        epsilon = _number("epsilon", epsilon)
+        epsilon = number("epsilon", epsilon)
         if epsilon < 0:
             raise ValueError(f"epsilon={epsilon!r} must be >= 0")
-        steps, sigma = self._taken(steps), self._sigma()
+        steps, step = self._taken(steps), self._step(self._sigma())
         if steps == 0:
             return 0.0
-        bound = accounting.delta_bounds(self.sample_rate, sigma, steps, epsilon, self.steps).value
-        if bound is None:
-            raise ValueError(_too_little_noise(sigma))
+        bounds = accounting.delta_bounds(step, steps, epsilon, self.steps)
+        if bounds.value is None:
+            raise ValueError(_no_figure(step, bounds))
         # a Gaussian never gives delta = 0: don't let underflow claim it
-        return min(max(bound, 1e-300), 1.0)
+        return min(max(bounds.value, 1e-300), 1.0)
+
+    def delta_curve(self, epsilons: Sequence[float], *, steps: int | None = None) -> tuple[float, ...]:
+        """delta(epsilon) at each of ``epsilons``: the whole guarantee, of which (epsilon, delta) is one point."""
+        return tuple(self.delta(epsilon=epsilon, steps=steps) for epsilon in epsilons)
+
+    def gdp_mu(self, *, delta_floor: float = 1e-10, steps: int | None = None) -> float:
+        """The least mu whose Gaussian trade-off curve (mu-GDP, Dong et al. 2022) covers delta(epsilon) >= delta_floor.
+
+        An ESTIMATE for comparisons, not a guarantee: of delta(epsilon) at 41 points, and below ``delta_floor`` the true
+        curve may lie above the Gaussian one, for a sampled Gaussian is no Gaussian. It is not the mu of the central limit
+        theorem, which is no bound at all and can be far too small (0.08 for 0.45 at q = 0.001, sigma = 0.7, T = 1,000).
+        """
+        largest = self.epsilon(delta=delta_floor, steps=steps)
+        if largest == 0:
+            return 0.0
+        epsilons = [largest * share / 40 for share in range(41)]
+        curve = zip(epsilons, self.delta_curve(epsilons, steps=steps), strict=True)
+        return max(accounting.gaussian_mu(epsilon, delta) for epsilon, delta in curve if delta < 1)
 
     def calibrate(self, *, epsilon: float, delta: float) -> "Mechanism":
         """The same plan with the least noise found for which 0.99 * epsilon <= epsilon(delta) <= epsilon.
@@ -145,20 +188,24 @@ class Mechanism:
         Raises:
             ValueError: the target can't be met with a noise multiplier between 0.02 and 1e6.
         """
-        target, delta = _number("epsilon", epsilon), _delta(delta)
-        if target <= 0:
-            raise ValueError(f"epsilon={epsilon!r} must be > 0")
+        target, delta = positive("epsilon", epsilon), _delta(delta)
+
+        def guessed(sigma: float) -> float:
+            return _or_infinite(accounting.guessed_epsilon(self._step(sigma), self.steps, delta))
 
         def reported(sigma: float) -> float:
-            bounds = accounting.epsilon_bounds(self.sample_rate, sigma, self.steps, delta, self.steps)
-            return math.inf if bounds.value is None else bounds.value
+            return _or_infinite(accounting.epsilon_bounds(self._step(sigma), self.steps, delta, self.steps).value)
 
-        def quick(sigma: float) -> float:
-            bound = accounting.quick_epsilon(self.sample_rate, sigma, self.steps, delta)
-            return math.inf if bound is None else bound
+        start = calibration.enough_noise(guessed, target)
+        # one resolution, and a coarse one, for the search: settling a grid at every sigma is what takes long
+        bins = accounting.bins(self._step(start), self.steps, delta)
 
-        enough = calibration.enough_noise(quick, target)
-        return replace(self, noise_multiplier=calibration.least_noise(reported, enough, target))
+        def rough(sigma: float) -> float:
+            found = accounting.epsilon_on_bins(self._step(sigma), self.steps, delta, None if bins is None else bins / 4)
+            return _or_infinite(found.value)
+
+        near = calibration.near_noise(rough, reported, start, target)
+        return replace(self, noise_multiplier=calibration.least_noise(reported, near, target, patience=2))
 
     @property
     def plan_hash(self) -> str:
@@ -178,15 +225,14 @@ class Mechanism:
         missing = [name for name in ("dataset_size", "expected_batch_size", "steps") if name not in facts]
         if unknown or missing:
             raise ValueError(
-                f"not the facts of a mechanism: unknown {unknown}, missing {missing}; the keys are "
-                f"{', '.join(known)}"
+                f"not the facts of a mechanism: unknown {unknown}, missing {missing}; the keys are {', '.join(known)}"
             )
         return cls(**facts)  # type: ignore[arg-type]
 
     def _taken(self, steps: int | None) -> int:
         if steps is None:
             return self.steps
-        steps = _whole("steps", steps, least=0)
+        steps = whole("steps", steps, least=0)
         if steps > self.steps:
             raise ValueError(
                 f"steps={steps} is past the plan of {self.steps} steps that the noise was calibrated for; "
@@ -212,6 +258,19 @@ class Mechanism:
             )
         return self.noise_multiplier
 
+    def _step(self, sigma: float) -> Step:
+        """What the accountants are asked about. Every sample with probability 1 is a full batch."""
+        full = self.sampling == "full-batch" or (self.sampling == "poisson" and self.sample_rate == 1)
+        batch = self.expected_batch_size if self.sampling == "without-replacement" else self.max_batch_size
+        return Step(
+            sampling="full-batch" if full else self.sampling,
+            adjacency=self.adjacency,
+            rate=self.sample_rate,
+            sigma=sigma,
+            dataset_size=self.dataset_size,
+            batch=int(batch or 0),
+        )
+
 
 def default_delta(dataset_size: int) -> float:
     """min(1e-5, 1 / (2n)): the delta to use when none is asked for.
@@ -221,11 +280,11 @@ def default_delta(dataset_size: int) -> float:
     would be far too lax, so it is never above 1e-5. Choose a smaller one where a failure would be a
     catastrophe.
     """
-    return max(min(1e-5, 1 / (2 * _whole("dataset_size", dataset_size, least=1))), accounting.SMALLEST_DELTA)
+    return max(min(1e-5, 1 / (2 * whole("dataset_size", dataset_size, least=1))), accounting.SMALLEST_DELTA)
 
 
 def _delta(delta: float) -> float:
-    delta = _number("delta", delta)
+    delta = number("delta", delta)
     if not accounting.SMALLEST_DELTA <= delta < 1:
         raise ValueError(
             f"delta={delta!r} must be in [{accounting.SMALLEST_DELTA:g}, 1): the accountants' double "
@@ -234,26 +293,36 @@ def _delta(delta: float) -> float:
     return delta
 
 
-def _too_little_noise(sigma: float) -> str:
+def _cap(sampling: str, size: int, batch: float, cap: int | None) -> int | None:
+    """``max_batch_size``, checked or filled in."""
+    if sampling != "truncated-poisson":
+        if cap is not None:
+            raise ValueError(
+                f"max_batch_size={cap!r} has no meaning with sampling={sampling!r}; use sampling='truncated-poisson', or "
+                "leave it out"
+            )
+        return None
+    if cap is None:
+        return min(size, math.ceil(batch + _CAP * math.sqrt(batch)))
+    cap = whole("max_batch_size", cap, least=1)
+    if not batch <= cap <= size:
+        raise ValueError(
+            f"max_batch_size={cap} must be in [{batch:g}, {size}]: at least the expected batch size, at most dataset_size"
+        )
+    return cap
+
+
+def _or_infinite(bound: float | None) -> float:
+    return math.inf if bound is None else bound
+
+
+def _no_figure(step: Step, bounds: Bounds) -> str:
+    if bounds.note and "RDP" not in step.who:
+        return (
+            f"no accountant gives a figure for sampling={step.sampling!r} with adjacency={step.adjacency!r} here: "
+            f"{bounds.note}, and RDP has no sound bound for this pair; use a larger delta, fewer steps or another pair"
+        )
     return (
-        f"noise_multiplier={sigma:g} is so little noise that no accountant gives a finite figure; use "
+        f"noise_multiplier={step.sigma:g} is so little noise that no accountant gives a finite figure; use "
         "mechanism.calibrate(epsilon=, delta=), which gives the noise that an epsilon needs"
     )
-
-
-def _whole(name: str, value: object, *, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(f"{name}={value!r} must be a whole number (int), not {type(value).__name__}")
-    if int(value) < least:
-        raise ValueError(f"{name}={value!r} must be >= {least}")
-    if int(value) > 2**53:
-        raise ValueError(f"{name}={value!r} is larger than 2**53, where a double stops counting; check the number")
-    return int(value)
-
-
-def _number(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name}={value!r} must be a number, not {type(value).__name__}")
-    if not math.isfinite(value):
-        raise ValueError(f"{name}={value!r} must be finite")
-    return float(value)

@@ -1,0 +1,97 @@
+"""What one step is to the accountants, and which of them can answer: the pairs that are refused are named here.
+
+"add-or-remove-one": neighbours differ by one sample's presence. "zero-out": by one sample being replaced by one that
+adds nothing, so the number of samples is public. "replace-one": by one sample being replaced by any other.
+"""
+
+from dataclasses import dataclass
+
+# (sampling, adjacency) -> who can answer. Only what dp-accounting has a sound accountant for.
+ACCOUNTANTS: dict[tuple[str, str], tuple[str, ...]] = {
+    ("poisson", "add-or-remove-one"): ("PLD", "RDP"),
+    ("poisson", "zero-out"): ("PLD", "RDP"),
+    ("poisson", "replace-one"): ("PLD",),
+    ("truncated-poisson", "zero-out"): ("PLD",),
+    ("truncated-poisson", "replace-one"): ("PLD",),
+    ("without-replacement", "replace-one"): ("RDP",),
+    ("full-batch", "add-or-remove-one"): ("exact", "RDP"),
+    ("full-batch", "zero-out"): ("exact", "RDP"),
+    ("full-batch", "replace-one"): ("exact", "RDP"),
+}
+REFUSED: dict[tuple[str, str], str] = {
+    ("truncated-poisson", "add-or-remove-one"): (
+        "how often a batch is truncated depends on the number of samples, which add-or-remove-one lets vary; "
+        "use adjacency='zero-out' (or 'replace-one'), where it is public"
+    ),
+    ("without-replacement", "add-or-remove-one"): (
+        "a batch of fixed size changes another sample's place when one is added, and no sound accountant is at "
+        "hand; use adjacency='replace-one'"
+    ),
+    ("without-replacement", "zero-out"): (
+        "dp-accounting has no sound accountant for it; use adjacency='replace-one', whose figure covers zero-out too"
+    ),
+}
+SAMPLINGS = tuple(dict.fromkeys(sampling for sampling, _ in ACCOUNTANTS))
+ADJACENCIES = tuple(dict.fromkeys(adjacency for _, adjacency in ACCOUNTANTS))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One step as the accountants see it.
+
+    Args:
+        sampling, adjacency: a pair of ``ACCOUNTANTS``.
+        rate: q, with which a sample enters the batch.
+        sigma: noise multiplier.
+        dataset_size: n. Of use without Poisson sampling only, as is
+        batch: the size of a batch drawn without replacement, the cap of a truncated one.
+    """
+
+    sampling: str
+    adjacency: str
+    rate: float
+    sigma: float
+    dataset_size: int = 0
+    batch: int = 0
+
+    @property
+    def who(self) -> tuple[str, ...]:
+        """Accountants that can answer."""
+        return ACCOUNTANTS[self.sampling, self.adjacency]
+
+    @property
+    def one_sided(self) -> float:
+        """Noise over what a neighbour moves the sum by: replacing a sample moves it twice as far."""
+        return self.sigma / 2 if self.adjacency == "replace-one" else self.sigma
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """Upper bounds on one figure; None where an accountant can't give one. ``note`` says why, in words."""
+
+    rdp: float | None = None
+    pld: float | None = None
+    exact: float | None = None
+    note: str = ""
+
+    @property
+    def value(self) -> float | None:
+        """The smallest bound, None if there is none."""
+        return min((bound for bound in (self.exact, self.pld, self.rdp) if bound is not None), default=None)
+
+    @property
+    def accountant(self) -> str:
+        """The name of the accountant whose bound ``value`` is: "exact", "PLD" or "RDP"."""
+        named = (("exact", self.exact), ("PLD", self.pld), ("RDP", self.rdp))
+        return next((name for name, bound in named if bound is not None and bound == self.value), "none")
+
+
+def check_combination(sampling: str, adjacency: str) -> None:
+    """Raises ValueError, saying why and what to use, unless there is a sound accountant for the pair."""
+    for name, value, known in (("sampling", sampling, SAMPLINGS), ("adjacency", adjacency, ADJACENCIES)):
+        if value not in known:
+            raise ValueError(f"{name}={value!r} is unknown; use one of {', '.join(known)}")
+    if (sampling, adjacency) in REFUSED:
+        raise ValueError(
+            f"sampling={sampling!r} with adjacency={adjacency!r} can't be accounted: {REFUSED[sampling, adjacency]}"
+        )
