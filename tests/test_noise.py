@@ -19,7 +19,7 @@ from scipy import stats
 from groupclip import noise as noise_module
 from groupclip.errors import PrivacyViolation
 from groupclip.keystream import Keystream, derive_key
-from groupclip.noise import CHUNK, InsecureNoise, NoiseSource, SecureNoise, _pieces
+from groupclip.noise import CHUNK, InsecureNoise, NoiseSource, SecureNoise, pieces
 
 N = 31_000  # the least number of draws at which the standard deviation is known to 2 % at 5 standard errors
 KEY = bytes(range(32))
@@ -129,13 +129,13 @@ def test_sum_is_float64_and_cast_last(dtype):
     assert torch.equal(base, exact.to(dtype))
 
 
-def test_pieces_cover_every_coordinate_once():
+def testpieces_cover_every_coordinate_once():
     whole = torch.zeros(6, 7, 8)
     for view in (whole, whole[1:5, ::2], whole.permute(2, 0, 1), whole[:, 3], whole[2, 3, 4], whole[:0]):
         for limit in (1, 5, 20, 60, 1000):
             whole.zero_()
             sizes = []
-            for piece in _pieces(view, limit):
+            for piece in pieces(view, limit):
                 piece.add_(1)
                 sizes.append(piece.numel())
             assert (view == 1).all()

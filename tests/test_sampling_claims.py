@@ -6,8 +6,9 @@ import weakref
 
 import pytest
 
+from groupclip.draws import draw
 from groupclip.mechanism import Mechanism
-from groupclip.sampling import claim, draw, poisson_batches
+from groupclip.sampling import claim, poisson_batches
 
 KEY = bytes(range(32))
 PLAN = Mechanism(dataset_size=200, expected_batch_size=20, steps=8)

@@ -14,9 +14,10 @@ import torch
 from scipy import stats
 from torch.utils.data import TensorDataset
 
-from groupclip import sampling
+from groupclip import draws
+from groupclip.draws import draw
 from groupclip.mechanism import Mechanism
-from groupclip.sampling import draw, poisson_batches
+from groupclip.sampling import poisson_batches
 
 KEY = bytes(range(32))
 SIZE, RATE, STEPS, ALPHA = 1_000, 0.01, 2_000, 1e-6
@@ -131,7 +132,17 @@ def test_an_independent_poisson_sampler_is_accepted(seed):
         (lambda rng: poisson(rng, 1.06 * RATE), {"rate"}),
         (lambda rng: poisson(rng, 0.94 * RATE), {"rate"}),
     ],
-    ids=["fixed size", "shuffled", "sticky", "paired", "favoured", "with replacement", "no empties", "6 % up", "6 % down"],
+    ids=[
+        "fixed size",
+        "shuffled",
+        "sticky",
+        "paired",
+        "favoured",
+        "with replacement",
+        "no empties",
+        "6 % up",
+        "6 % down",
+    ],
 )
 def test_other_samplers_are_rejected(sampler, expected):
     assert expected <= faults(sampler(np.random.default_rng(0)))
@@ -148,13 +159,13 @@ def test_the_comparison_is_exact(monkeypatch):
         def words(self, count: int) -> np.ndarray:
             return words[:count]
 
-    monkeypatch.setattr(sampling, "Keystream", Fixed)
+    monkeypatch.setattr(draws, "Keystream", Fixed)
     assert draw(5, 1 / 3, key=KEY, step=0).tolist() == [0, 1]
 
 
 def test_chunks_are_joined_to_one_draw(monkeypatch):
     whole = draw(10_000, 0.1, key=KEY, step=3)
-    monkeypatch.setattr(sampling, "_CHUNK", 999)
+    monkeypatch.setattr(draws, "_CHUNK", 999)
     assert np.array_equal(draw(10_000, 0.1, key=KEY, step=3), whole)
 
 

@@ -52,7 +52,7 @@ class _StreamNoise:
             ValueError: ``std`` is negative or not finite, or coordinates of the tensor share memory.
             TypeError: the tensor is sparse or not of a real floating-point type.
         """
-        _check(tensor, std)
+        check_target(tensor, std)
         if std == 0 or tensor.numel() == 0:
             return
         with torch.no_grad():
@@ -63,7 +63,7 @@ class _StreamNoise:
 
     def _add_from_cpu(self, tensor: Tensor, std: float) -> None:
         workspace = _Workspace(min(tensor.numel(), CHUNK))
-        for piece in _pieces(tensor, CHUNK):
+        for piece in pieces(tensor, CHUNK):
             noise = workspace.draw(self._normals, piece.numel(), std).view(piece.shape)
             if piece.device.type == "cpu":
                 piece.add_(noise)  # type promotion: the sum is float64, cast last
@@ -75,7 +75,7 @@ class _StreamNoise:
         state = self._states.words(2)  # Philox: a 64-bit seed, and an offset that is a multiple of 4
         state[1] &= (1 << 62) - 4  # far from 2^63: no call can overflow it
         generator.set_state(torch.from_numpy(state.view("uint8")))
-        for piece in _pieces(tensor, _CUDA_CHUNK):
+        for piece in pieces(tensor, _CUDA_CHUNK):
             noise = torch.empty(piece.shape, dtype=torch.float64, device=piece.device)
             piece.add_(noise.normal_(0.0, std, generator=generator))
 
@@ -160,7 +160,7 @@ class _Workspace:
         return normals.view(2, pairs).mul_(radius).view(-1)[:count]
 
 
-def _pieces(tensor: Tensor, limit: int) -> Iterator[Tensor]:
+def pieces(tensor: Tensor, limit: int) -> Iterator[Tensor]:
     """Views of at most ``limit`` coordinates that together cover every coordinate once."""
     if tensor.numel() <= limit:
         yield tensor
@@ -170,10 +170,11 @@ def _pieces(tensor: Tensor, limit: int) -> Iterator[Tensor]:
         yield from tensor.split(rows)
     else:
         for row in tensor.unbind(0):
-            yield from _pieces(row, limit)
+            yield from pieces(row, limit)
 
 
-def _check(tensor: Tensor, std: float) -> None:
+def check_target(tensor: Tensor, std: float) -> None:
+    """Whether independent noise can be added to every coordinate; ValueError or TypeError otherwise."""
     if not (math.isfinite(std) and std >= 0):
         raise ValueError(f"std is {std}, but a standard deviation is finite and not negative.")
     if tensor.layout != torch.strided:

@@ -1,29 +1,20 @@
-"""Poisson sampling: each sample enters each step's batch independently with probability q.
+"""The batches of a run, drawn as its mechanism says, and the claim that a step was taken on one of them.
 
-That is what the accountants assume. Shuffled, fixed-size or padded batches are another mechanism, with less
-privacy at the same noise (Chua et al. 2024). A Poisson batch varies in size, and may be empty: that is a step
-as well.
-
-The uniforms come from AES-256 in counter mode under a key of the operating system's randomness: who could
-guess which samples a step used would be outside the guarantee. The size of a batch is secret too (under
+A Poisson batch varies in size, and may be empty: that is a step as well. The size of a batch is secret (under
 add-or-remove adjacency it tells who is in), so nothing here prints or logs it.
 """
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence, Sized
-from fractions import Fraction
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Hashable, Iterator, Sequence, Sized
+from typing import Any
 
-import numpy as np
-from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import Dataset, IterableDataset
 
+from groupclip.draws import drawn
 from groupclip.errors import PrivacyViolation
-from groupclip.keystream import KEY_BYTES, Keystream, new_key
+from groupclip.keystream import KEY_BYTES, new_key
 from groupclip.mechanism import Mechanism
-
-Collate = Callable[[list[Any]], Any]
-
-_CHUNK = 1 << 20  # uniforms drawn at a time: 8 MiB
+from groupclip.reading import BySample, ByUser, Collate, InPaddedBatches, Piece, Reader
 
 
 def poisson_batches(
@@ -34,92 +25,105 @@ def poisson_batches(
     start: int = 0,
     collate: Collate | None = None,
     key: bytes | None = None,
-) -> "PoissonBatches":
+) -> "LogicalBatches":
+    """:func:`logical_batches` of a mechanism whose sampling is "poisson" and whose unit is the sample."""
+    if mechanism.sampling != "poisson":
+        raise ValueError(
+            f"the mechanism was planned for sampling={mechanism.sampling!r}: use groupclip.logical_batches, which draws so"
+        )
+    return logical_batches(dataset, mechanism, microbatch, start=start, collate=collate, key=key)
+
+
+def logical_batches(
+    dataset: Dataset[Any] | Sequence[Any],
+    mechanism: Mechanism,
+    microbatch: int = 64,
+    *,
+    users: Sequence[Hashable] | None = None,
+    samples_per_user: int | None = None,
+    padded: bool = False,
+    start: int = 0,
+    collate: Collate | None = None,
+    key: bytes | None = None,
+) -> "LogicalBatches":
     """One :class:`LogicalBatch` per planned step; iterating it yields collated micro-batches, possibly none.
 
     Args:
-        dataset: map-style (``len`` and ``[]``), with exactly ``mechanism.dataset_size`` samples.
+        dataset: map-style (``len`` and ``[]``), with exactly ``mechanism.dataset_size`` samples (or users).
         microbatch: most samples in one micro-batch. Changes memory and speed, never the result.
+        users: whose each sample is, one entry a sample; needed where ``mechanism.unit`` is "user". Micro-batches are
+            then ``[U, k, ..]``: see :mod:`groupclip.users`.
+        samples_per_user: most of a user's samples that one step takes, chosen uniformly; all by default. Bounds memory;
+            privacy doesn't need it.
+        padded: yield :class:`groupclip.reading.Padded`, always as many micro-batches of exactly ``microbatch`` rows
+            as hold the largest batch, so that neither shapes nor time tell its size. Needs a sampling with a largest batch.
         start: number of steps already released, when a run goes on (``engine.ledger.steps``).
         collate: list of samples -> micro-batch; ``torch.utils.data.default_collate`` by default.
         key: 32 bytes, for tests only: with a known key the batches are known and nothing is private.
 
-    Guarantee: P(sample i in the batch of step t) = floor(q * 2^64) / 2^64, independently over all i and t.
+    Guarantee: the batches follow the law of ``mechanism.sampling``, independently over steps. Poisson:
+        P(sample i in the batch of step t) = floor(q * 2^64) / 2^64, independently over all i and t.
 
     Raises:
-        ValueError: another length than ``mechanism.dataset_size``; ``start`` outside [0, mechanism.steps].
+        ValueError: another number of samples (or users) than ``mechanism.dataset_size``; ``start`` outside [0,
+            mechanism.steps]; users given for a mechanism of samples, or not given for one of users.
         TypeError: a data set without length or index.
     """
-    return PoissonBatches(dataset, mechanism, microbatch, start=start, collate=collate, key=key)
+    if isinstance(microbatch, bool) or not isinstance(microbatch, int):
+        raise TypeError(f"microbatch={microbatch!r} must be a whole number (int)")
+    if microbatch < 1:
+        raise ValueError(f"microbatch={microbatch} must be >= 1")
+    if isinstance(start, bool) or not isinstance(start, int):
+        raise TypeError(f"start={start!r} must be a whole number (int)")
+    if not 0 <= start <= mechanism.steps:
+        raise ValueError(
+            f"start={start} must be in [0, {mechanism.steps}], the planned steps; pass engine.ledger.steps to go on"
+        )
+    if key is not None and (not isinstance(key, bytes) or len(key) != KEY_BYTES):
+        raise ValueError(f"key must be {KEY_BYTES} bytes; leave it out unless this is a test")
+    size = _length(dataset)
+    if mechanism.unit == "user":
+        reader: Reader = _by_user(dataset, size, mechanism, microbatch, collate, users, samples_per_user, padded)
+    else:
+        reader = _by_sample(dataset, size, mechanism, microbatch, collate, users, samples_per_user, padded)
+    return LogicalBatches(mechanism, reader, start, key)
 
 
-class PoissonBatches:
-    """The steps ``start .. mechanism.steps`` of a run; see :func:`poisson_batches`. Its length is public."""
+class LogicalBatches:
+    """The steps ``start .. mechanism.steps`` of a run; see :func:`logical_batches`. Its length is public."""
 
-    def __init__(
-        self,
-        dataset: Any,
-        mechanism: Mechanism,
-        microbatch: int,
-        *,
-        start: int,
-        collate: Collate | None,
-        key: bytes | None,
-    ) -> None:
-        _check_dataset(dataset, mechanism)
-        if isinstance(microbatch, bool) or not isinstance(microbatch, int):
-            raise TypeError(f"microbatch={microbatch!r} must be a whole number (int)")
-        if microbatch < 1:
-            raise ValueError(f"microbatch={microbatch} must be >= 1")
-        if isinstance(start, bool) or not isinstance(start, int):
-            raise TypeError(f"start={start!r} must be a whole number (int)")
-        if not 0 <= start <= mechanism.steps:
-            raise ValueError(
-                f"start={start} must be in [0, {mechanism.steps}], the planned steps; pass "
-                "engine.ledger.steps to go on"
-            )
-        if key is not None and (not isinstance(key, bytes) or len(key) != KEY_BYTES):
-            raise ValueError(f"key must be {KEY_BYTES} bytes; leave it out unless this is a test")
+    def __init__(self, mechanism: Mechanism, reader: Reader, start: int, key: bytes | None) -> None:
         self.mechanism = mechanism
         self.start = start
-        self._fetch = _fetcher(dataset, collate)
-        self._microbatch = microbatch
+        self._reader = reader
         self._key = key
 
     def __len__(self) -> int:
         return self.mechanism.steps - self.start
 
     def __repr__(self) -> str:
-        return f"PoissonBatches(steps {self.start}..{self.mechanism.steps} of {self.mechanism})"
+        return f"LogicalBatches(steps {self.start}..{self.mechanism.steps} of {self.mechanism})"
 
     def __iter__(self) -> Iterator["LogicalBatch"]:
         # a new key for every pass: two passes under one key would draw the same batches
         key = new_key() if self._key is None else self._key
         run = _Run(self.mechanism)
         for step in range(self.start, self.mechanism.steps):
-            indices = draw(self.mechanism.dataset_size, self.mechanism.sample_rate, key=key, step=step)
+            pieces = self._reader.plan(drawn(self.mechanism, key=key, step=step), key=key, step=step)
             # the local name keeps the batch alive for claim() until the next one is drawn
-            batch = LogicalBatch(run, step, indices, self._fetch, self._microbatch)
-            del indices
+            batch = LogicalBatch(run, step, pieces, self._reader)
+            del pieces
             yield batch
 
 
 class LogicalBatch:
     """The samples of one step, in micro-batches; may hold none. Can be iterated once. Its size is secret."""
 
-    def __init__(
-        self,
-        run: "_Run",
-        step: int,
-        indices: np.ndarray,
-        fetch: Callable[[list[int]], Any],
-        microbatch: int,
-    ) -> None:
+    def __init__(self, run: "_Run", step: int, pieces: list[Piece], reader: Reader) -> None:
         self.step = step
         self._run = run
-        self._indices = indices
-        self._fetch = fetch
-        self._microbatch = microbatch
+        self._pieces = pieces
+        self._reader = reader
         self._handed_out = 0
         self._begun = False
         self._claimed_by: set[int] = set()
@@ -140,16 +144,15 @@ class LogicalBatch:
         return self._microbatches()
 
     def _microbatches(self) -> Iterator[Any]:
-        for first in range(0, len(self._indices), self._microbatch):
-            chosen = self._indices[first : first + self._microbatch].tolist()
-            samples = self._fetch(chosen)
-            self._handed_out += len(chosen)
+        for piece in self._pieces:
+            samples = self._reader.read(piece)
+            self._handed_out += piece.units
             yield samples
 
-    def _is_whole(self, samples: int) -> bool:
-        """All of its samples are handed out, they are ``samples`` many, and no later batch was begun."""
+    def _is_whole(self, units: int) -> bool:
+        """All of its units are handed out, they are ``units`` many, and no later batch was begun."""
         current = self.step >= self._run.newest_begun
-        return current and self._handed_out == len(self._indices) == samples
+        return current and self._handed_out == sum(piece.units for piece in self._pieces) == units
 
 
 class _Run:
@@ -179,52 +182,60 @@ def claim(mechanism: Mechanism, owner: int, samples: int) -> bool:
     return False
 
 
-def draw(size: int, rate: float, *, key: bytes, step: int) -> np.ndarray:
-    """The indices in [0, size) that enter the batch of ``step``, ascending. Secret.
-
-    Element i of the step's stream of 64-bit integers is compared with floor(rate * 2^64): no rounding, so no
-    bias.
-    """
-    threshold = int(Fraction(rate) * 2**64)
-    if threshold >= 2**64:
-        return np.arange(size)
-    # a stream of its own for every step: what a step draws doesn't depend on where the run began
-    stream = Keystream(key, f"groupclip/sampling/step {step}")
-    found = []
-    for first in range(0, size, _CHUNK):
-        count = min(_CHUNK, size - first)
-        found.append(np.flatnonzero(stream.words(count) < np.uint64(threshold)) + first)
-    return np.concatenate(found)
-
-
-@runtime_checkable
-class _FetchesMany(Protocol):
-    """torch's own protocol for data sets that fetch a list of samples at once."""
-
-    def __getitems__(self, indices: list[int]) -> list[Any]: ...
-
-
-def _fetcher(dataset: Any, collate: Collate | None) -> Callable[[list[int]], Any]:
-    """indices -> collated micro-batch."""
-    if type(dataset) is TensorDataset and collate is None:
-        # what default_collate gives for the tuples of a TensorDataset, by one index per tensor
-        return lambda indices: [tensor[indices] for tensor in dataset.tensors]
-    joined = default_collate if collate is None else collate
-    if isinstance(dataset, _FetchesMany):
-        return lambda indices: joined(dataset.__getitems__(indices))
-    return lambda indices: joined([dataset[index] for index in indices])
-
-
-def _check_dataset(dataset: Any, mechanism: Mechanism) -> None:
-    if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
-        raise TypeError(
-            f"{type(dataset).__name__} can't be Poisson-sampled: a stream has no index, and each sample has "
-            "to be drawn independently of the others; load it into a map-style data set (len and [])"
+def _by_sample(
+    dataset: Any, size: int, mechanism: Mechanism, microbatch: int, collate: Collate | None,
+    users: Sequence[Hashable] | None, samples_per_user: int | None, padded: bool,
+) -> Reader:  # fmt: skip
+    if users is not None or samples_per_user is not None:
+        raise ValueError(
+            "users= and samples_per_user= need a mechanism that was planned for users: Mechanism(unit='user', "
+            "dataset_size=number of users, ..)"
         )
-    size = len(dataset)
     if size != mechanism.dataset_size:
         raise ValueError(
             f"the data set holds {size} samples, the mechanism was planned for "
             f"dataset_size={mechanism.dataset_size}: the sample rate would be wrong. Build the Mechanism "
             "with dataset_size=len(dataset), and calibrate again"
         )
+    if not padded:
+        return BySample(dataset, microbatch, collate)
+    if mechanism.sampling == "poisson":
+        raise ValueError(
+            "padded=True with sampling='poisson': such a batch has no largest size but the whole data set; plan with "
+            "sampling='truncated-poisson' and adjacency='zero-out'"
+        )
+    largest = mechanism.expected_batch_size if mechanism.max_batch_size is None else mechanism.max_batch_size
+    return InPaddedBatches(dataset, microbatch, collate, int(largest))
+
+
+def _by_user(
+    dataset: Any, size: int, mechanism: Mechanism, microbatch: int, collate: Collate | None,
+    users: Sequence[Hashable] | None, samples_per_user: int | None, padded: bool,
+) -> Reader:  # fmt: skip
+    if users is None:
+        raise ValueError("the mechanism was planned for unit='user': pass users=, whose each sample is")
+    if len(users) != size:
+        raise ValueError(
+            f"users has {len(users)} entries for {size} samples: give one a sample, in the data set's order"
+        )
+    if padded:
+        raise ValueError("padded=True isn't available for users: their micro-batches have the shapes of their users")
+    if samples_per_user is not None and samples_per_user < 1:
+        raise ValueError(f"samples_per_user={samples_per_user} must be >= 1")
+    reader = ByUser(dataset, microbatch, collate, users, samples_per_user)
+    if reader.users != mechanism.dataset_size:
+        raise ValueError(
+            f"the samples are of {reader.users} users, the mechanism was planned for "
+            f"dataset_size={mechanism.dataset_size}: the sample rate would be wrong. Build the Mechanism with "
+            "dataset_size=number of users, and calibrate again"
+        )
+    return reader
+
+
+def _length(dataset: Any) -> int:
+    if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
+        raise TypeError(
+            f"{type(dataset).__name__} can't be Poisson-sampled: a stream has no index, and each sample has "
+            "to be drawn independently of the others; load it into a map-style data set (len and [])"
+        )
+    return len(dataset)

@@ -8,17 +8,33 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from groupclip import accounting
+from groupclip.allocation import noise_multiplier_of
 from groupclip.errors import PrivacyViolation
 from groupclip.ledger import SAMPLERS, Ledger
 from groupclip.mechanism import Mechanism, PrivacySpent
 from groupclip.partition import Partition
 
 _ROUNDING = 1e-9  # relative; float64 sums over any number of groups stay far below
-_UNIT = "one sample: one row of the training data"
+_UNITS = {
+    "sample": "one sample: one row of the training data",
+    "user": "one user: all of that user's samples in the training data",
+}
+MECHANISMS = {
+    "poisson": "Poisson-sampled Gaussian (DP-SGD with group-wise clipping)",
+    "truncated-poisson": "Gaussian on truncated Poisson samples (DP-SGD with group-wise clipping)",
+    "without-replacement": "Gaussian on samples without replacement (DP-SGD with group-wise clipping)",
+    "full-batch": "Gaussian on full batches (DP-GD with group-wise clipping)",
+}
+SAMPLINGS = {
+    "poisson": "Poisson",
+    "truncated-poisson": "truncated Poisson",
+    "without-replacement": "without replacement",
+    "full-batch": "full batches",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,11 +51,16 @@ class PrivacyRecord:
         partition_style: how the groups were chosen.
         secure_noise: False where the noise came from a seed and can be recomputed.
         unsafe_statistics: un-noised quantities that somebody looked at, by name.
-        unit: whom the guarantee protects.
+        unit: whom the guarantee protects, in words; from the mechanism's by default.
+        other_releases: name -> noise multiplier (standard deviation over sensitivity) of what else was released in
+            every step about the same batch, such as counts that set the thresholds.
+        rounding: what a grid adds to the distance of neighbours, over the noise (:func:`groupclip.hardened.rounding`);
+            0 where the noise is in floating point.
 
     Raises:
         ValueError: groups that differ between thresholds and noise_std; counts that aren't whole.
-        PrivacyViolation: the realised noise multiplier (sum_m (R_m / s_m)^2)^(-1/2) is below the mechanism's.
+        PrivacyViolation: the realised noise multiplier (sum_m (R_m / s_m)^2)^(-1/2) is below the mechanism's; with other
+            releases and rounding as in :func:`groupclip.allocation.noise_multiplier_of`.
     """
 
     mechanism: Mechanism
@@ -51,7 +72,9 @@ class PrivacyRecord:
     partition_style: str
     secure_noise: bool
     unsafe_statistics: tuple[str, ...] = ()
-    unit: str = _UNIT
+    unit: str = ""
+    other_releases: Mapping[str, float] = field(default_factory=dict)
+    rounding: float = 0.0
 
     def __post_init__(self) -> None:
         if self.mechanism.noise_multiplier is None:
@@ -70,6 +93,12 @@ class PrivacyRecord:
         object.__setattr__(self, "thresholds", {name: float(bound) for name, bound in self.thresholds.items()})
         object.__setattr__(self, "noise_std", {name: float(std) for name, std in self.noise_std.items()})
         object.__setattr__(self, "unsafe_statistics", tuple(self.unsafe_statistics))
+        object.__setattr__(self, "unit", self.unit or _UNITS[self.mechanism.unit])
+        object.__setattr__(self, "other_releases", {name: float(z) for name, z in self.other_releases.items()})
+        if any(not 0 < z < math.inf for z in self.other_releases.values()) or not 0 <= self.rounding < math.inf:
+            raise ValueError(
+                f"other_releases={self.other_releases} must be noise multipliers > 0, rounding={self.rounding} >= 0"
+            )
         planned, realised = self.mechanism.noise_multiplier, self.realised_noise_multiplier
         if not realised >= planned * (1 - _ROUNDING):
             raise PrivacyViolation(
@@ -90,6 +119,8 @@ class PrivacyRecord:
         clip: str,
         secure_noise: bool,
         unsafe: Sequence[str] = (),
+        other_releases: Mapping[str, float] | None = None,
+        rounding: float = 0.0,
     ) -> "PrivacyRecord":
         """The record of what ``ledger`` has counted so far; one number for ``noise_std`` is that of every group."""
         if not isinstance(noise_std, Mapping):
@@ -104,6 +135,8 @@ class PrivacyRecord:
             partition_style=partition.style,
             secure_noise=secure_noise,
             unsafe_statistics=tuple(unsafe),
+            other_releases=other_releases or {},
+            rounding=rounding,
         )
 
     @property
@@ -113,15 +146,13 @@ class PrivacyRecord:
 
     @property
     def sampling_is_ours(self) -> bool:
-        """True if groupclip drew every batch, so that the sampling is known to be Poisson."""
+        """True if groupclip drew every batch, so that the sampling is known to be the mechanism's."""
         return self.steps_by_sampler["user"] == 0
 
     @property
     def realised_noise_multiplier(self) -> float:
-        """(sum_m (R_m / s_m)^2)^(-1/2): the sigma that the noise really added amounts to; 0 without noise."""
-        if any(std <= 0 for std in self.noise_std.values()):
-            return 0.0
-        return 1 / math.hypot(*(self.thresholds[name] / std for name, std in self.noise_std.items()))
+        """The sigma that the noise really added amounts to; 0 without noise."""
+        return noise_multiplier_of(self.noise_std, self.thresholds, self.other_releases.values(), self.rounding)
 
     @property
     def obstacles(self) -> tuple[str, ...]:
@@ -148,7 +179,7 @@ class PrivacyRecord:
             "adjacency": self.mechanism.adjacency,
             "epsilon": None if spent is None else spent.epsilon,
             "delta": self.delta,
-            "mechanism": "Poisson-sampled Gaussian (DP-SGD with group-wise clipping)",
+            "mechanism": MECHANISMS[self.mechanism.sampling],
             "dataset_size": self.mechanism.dataset_size,
             "expected_batch_size": self.mechanism.expected_batch_size,
             "sample_rate": self.mechanism.sample_rate,
@@ -161,18 +192,21 @@ class PrivacyRecord:
                 {"name": name, "threshold": bound, "noise_std": self.noise_std[name]}
                 for name, bound in self.thresholds.items()
             ],
-            "sampling_assumed": "Poisson",
+            "sampling_assumed": SAMPLINGS[self.mechanism.sampling],
+            "max_batch_size": self.mechanism.max_batch_size,
+            "other_releases": [{"name": name, "noise_multiplier": z} for name, z in self.other_releases.items()],
             "sampling_used": dict(self.steps_by_sampler),
             "accountant": None if spent is None else spent.accountant,
             "epsilon_rdp": None if spent is None else spent.rdp,
             "epsilon_pld": None if spent is None else spent.pld,
+            "epsilon_exact": None if spent is None else spent.exact,
             "accountant_note": "" if spent is None else spent.note,
             "accounting_library": f"dp-accounting {accounting.version()}",
             "released": "the noisy gradient of every step, so the weights after every step",
             "tuning_accounted": False,
             "secure_noise": self.secure_noise,
             "unsafe_statistics": list(self.unsafe_statistics),
-            "hardened_against_floating_point_attacks": False,
+            "hardened_against_floating_point_attacks": self.rounding > 0,
             "plan_hash": self.mechanism.plan_hash,
         }
 

@@ -3,9 +3,22 @@
 import math
 
 from groupclip import accounting
-from groupclip.statement import PrivacyRecord
+from groupclip.statement import MECHANISMS, SAMPLINGS, PrivacyRecord
 
-_ADJACENCY = {"add-or-remove-one": "adding or removing that one sample"}
+_ADJACENCY = {
+    "add-or-remove-one": "adding or removing that one {unit}",
+    "zero-out": "replacing that one {unit} by one that adds nothing",
+    "replace-one": "replacing that one {unit} by any other",
+}
+_BATCHES = {
+    "poisson": "each of the {n:,} {unit}s enters each step's batch independently with probability q = {q:.6g}",
+    "truncated-poisson": (
+        "each of the {n:,} {unit}s is drawn independently with probability q = {q:.6g}, and at most {cap:,} of those drawn, "
+        "chosen at random, make the batch"
+    ),
+    "without-replacement": "each batch is a random choice of exactly {batch:,} of the {n:,} {unit}s",
+    "full-batch": "each batch holds all {n:,} {unit}s",
+}
 # The usual reading of epsilon: Ponomareva et al., "How to DP-fy ML" (2023), section 5.2
 _READINGS = (
     (1.0, "strong"),
@@ -41,7 +54,7 @@ def facts(record: PrivacyRecord) -> list[tuple[str, str]]:
         ("neighbouring data sets", mechanism.adjacency),
         ("epsilon", claimed),
         ("delta", f"{record.delta:g}"),
-        ("mechanism", "Poisson-sampled Gaussian (DP-SGD with group-wise clipping)"),
+        ("mechanism", MECHANISMS[mechanism.sampling]),
         ("dataset size", f"{mechanism.dataset_size:,}"),
         ("expected batch size", f"{mechanism.expected_batch_size:,}"),
         ("sample rate q", f"{mechanism.sample_rate:.6g}"),
@@ -49,13 +62,14 @@ def facts(record: PrivacyRecord) -> list[tuple[str, str]]:
         ("noise multiplier", f"{mechanism.noise_multiplier:.6g}"),
         ("clip function", record.clip),
         ("groups", f"{len(record.thresholds)} ({record.partition_style})"),
-        ("sampling assumed", "Poisson"),
+        ("sampling assumed", SAMPLINGS[mechanism.sampling]),
         ("sampling used", _whose(record)),
         ("accountant", "none" if spent is None else f"{spent.accountant}, dp-accounting {accounting.version()}"),
         ("tuning", "not accounted"),
         ("noise", "secure" if record.secure_noise else "INSECURE: reproducible from a seed"),
         ("un-noised statistics looked at", ", ".join(record.unsafe_statistics) or "none"),
-        ("hardened against floating-point attacks", "no"),
+        ("hardened against floating-point attacks", "no" if not record.rounding else "the noise is"),
+        ("also released, noise multiplier", _others(record) or "nothing"),
         ("plan (SHA-256)", mechanism.plan_hash),
     ]
 
@@ -80,7 +94,14 @@ def _result(record: PrivacyRecord) -> str:
     assert spent is not None  # there are no obstacles
     if spent.steps == 0:
         return "Nothing has been learnt from the data yet: no step was released, so epsilon is 0."
-    condition = "" if record.sampling_is_ours else ", provided that the batches were Poisson samples (see below)"
+    condition = ""
+    if not record.sampling_is_ours:
+        kind = (
+            "Poisson samples"
+            if record.mechanism.sampling == "poisson"
+            else f"drawn {SAMPLINGS[record.mechanism.sampling]}"
+        )
+        condition = f", provided that the batches were {kind} (see below)"
     reading = next(words for limit, words in _READINGS if spent.epsilon <= limit)
     return (
         f"The model was trained with differential privacy: epsilon = {figure(spent.epsilon)} at delta = "
@@ -92,50 +113,67 @@ def _meaning(record: PrivacyRecord) -> str:
     spent = record.spent
     assert spent is not None
     factor = figure(math.exp(spent.epsilon)) if spent.epsilon < 50 else f"e^{figure(spent.epsilon)}"
-    odds = "" if record.delta > 1 / record.mechanism.dataset_size else ", less than one in the number of samples"
+    unit = record.mechanism.unit
+    odds = "" if record.delta > 1 / record.mechanism.dataset_size else f", less than one in the number of {unit}s"
     lax = (
         ""
         if odds
-        else f" That is MORE than one in the number of samples ({record.mechanism.dataset_size:,}), and so too lax: "
+        else f" That is MORE than one in the number of {unit}s ({record.mechanism.dataset_size:,}), and so too lax: "
         "state epsilon at a smaller delta."
     )
     return (
         "Whoever sees the model, whatever else they know and however much they compute, learns almost the same about "
-        "any one sample as if it had never been in the training data: "
-        f"{_ADJACENCY[record.mechanism.adjacency]} changes the probability of anything they can observe by a factor "
-        f"of at most {factor} (e to the power epsilon), except for a part of probability at most {record.delta:g} "
+        f"any one {unit} as if it had never been in the training data: "
+        f"{_ADJACENCY[record.mechanism.adjacency].format(unit=unit)} changes the probability of anything they can observe "
+        f"by a factor of at most {factor} (e to the power epsilon), except for a part of probability at most {record.delta:g} "
         f"(delta{odds}).{lax} The smaller epsilon and delta are, the better."
     )
 
 
 def _protected(record: PrivacyRecord) -> str:
+    general = "What is true of many people, and could be learnt without any one of them, isn't hidden."
+    if record.mechanism.unit == "user":
+        return (
+            f"The unit of privacy is {record.unit}. The gradient of a user's mean loss was clipped as one. Who stands "
+            f"behind several users is protected less. {general}"
+        )
     return (
         f"The unit of privacy is {record.unit}. A person with k samples in the data is protected less: for "
-        "them epsilon is k times as large, and delta grows even faster. What is true of many people, and could be learnt "
-        "without any one of them, isn't hidden."
+        f"them epsilon is k times as large, and delta grows even faster. {general}"
     )
 
 
 def _method(record: PrivacyRecord) -> str:
     mechanism, count = record.mechanism, len(record.thresholds)
+    unit = mechanism.unit
     groups = f"{count} {'group' if count == 1 else 'groups'} of parameters ({record.partition_style})"
     total = math.hypot(*record.thresholds.values())
     noise = "Gaussian noise was added to the sum" if mechanism.noise_multiplier else "No noise was added to the sum"
     return (
-        f"In each step the gradient of every sample was clipped ({record.clip}) in {groups}, so that one sample adds "
+        f"In each step the gradient of every {unit} was clipped ({record.clip}) in {groups}, so that one {unit} adds "
         f"at most {total:.6g} in all to the sum. {noise} (noise multiplier {mechanism.noise_multiplier:.6g}), which "
         f"was then divided by the expected batch size, {mechanism.expected_batch_size:,}. {record.steps:,} of "
         f"{mechanism.steps:,} planned steps were taken. The record beside this statement gives the threshold and "
         "the noise of every group."
+        + (
+            f" Released as well in every step, and paid for in the same figure: {_others(record)}."
+            if record.other_releases
+            else ""
+        )
     )
 
 
 def _sampling(record: PrivacyRecord) -> str:
     mechanism = record.mechanism
-    assumed = (
-        f"The figure assumes Poisson samples: each of the {mechanism.dataset_size:,} samples enters each step's batch "
-        f"independently with probability q = {mechanism.sample_rate:.6g}."
+    how = _BATCHES[mechanism.sampling].format(
+        n=mechanism.dataset_size,
+        unit=mechanism.unit,
+        q=mechanism.sample_rate,
+        cap=mechanism.max_batch_size or 0,
+        batch=mechanism.expected_batch_size,
     )
+    kind = {"poisson": "Poisson samples", "truncated-poisson": "truncated Poisson samples"}.get(mechanism.sampling)
+    assumed = f"The figure assumes {kind}: {how}." if kind else f"The figure assumes that {how}."
     own, foreign = (record.steps_by_sampler[sampler] for sampler in ("groupclip", "user"))
     if foreign == 0:
         return assumed + (" groupclip drew every batch in that way." if own else "")
@@ -143,8 +181,13 @@ def _sampling(record: PrivacyRecord) -> str:
         whose = "The sampling was the user's own"
     else:
         whose = f"In {foreign:,} of the {record.steps:,} steps the sampling was the user's own"
+    condition = (
+        "each batch was a Poisson sample at rate q" if mechanism.sampling == "poisson" else "each batch was drawn so"
+    )
+    if mechanism.unit == "user":
+        condition += ", and each loss that was clipped was that of one user"
     return (
-        f"{assumed} {whose}; the figure holds only if each batch was a Poisson sample at rate q. groupclip can't check "
+        f"{assumed} {whose}; the figure holds only if {condition}. groupclip can't check "
         "that. Shuffled batches of a fixed size are not Poisson samples, and protect less."
     )
 
@@ -167,9 +210,18 @@ def _accounting(record: PrivacyRecord) -> str:
     assert spent is not None
     if spent.steps == 0:
         return f"By dp-accounting {accounting.version()}; before the first step there is nothing to compute."
-    given = [f"{name} {figure(value)}" for name, value in (("PLD", spent.pld), ("RDP", spent.rdp)) if value is not None]
+    given = [
+        f"{name} {figure(value)}"
+        for name, value in (("exact", spent.exact), ("PLD", spent.pld), ("RDP", spent.rdp))
+        if value is not None
+    ]
     choice = " (both are upper bounds; the smaller is stated)" if len(given) == 2 else ""
     note = f" Note: {spent.note}." if spent.note else ""
+    if spent.accountant == "exact":
+        return (
+            f"Full batches are one Gaussian mechanism, whose epsilon is known exactly (Balle and Wang 2018), by dp-accounting "
+            f"{accounting.version()}: {', '.join(given)}{choice}.{note}"
+        )
     return f"By the {spent.accountant} accountant of dp-accounting {accounting.version()}: {', '.join(given)}{choice}.{note}"
 
 
@@ -185,8 +237,13 @@ def _not_covered(record: PrivacyRecord) -> str:
         "Tuning is not accounted: if settings were chosen by comparing several runs on these data, all of those runs "
         "count, and the true epsilon is larger.",
         "Neither are figures that were measured on the training data themselves (such as their loss or accuracy).",
-        "The noise is added in floating-point arithmetic that isn't hardened against attacks on its rounding, and the "
-        "time that steps take isn't hidden.",
+        (
+            "The noise is exact, on a grid; the sum that it is added to was formed in floating point, whose rounding isn't "
+            "covered, and the time that steps take isn't hidden."
+            if record.rounding
+            else "The noise is added in floating-point arithmetic that isn't hardened against attacks on its rounding, and the "
+            "time that steps take isn't hidden."
+        ),
     ]
     if record.unsafe_statistics:
         told.insert(
@@ -203,3 +260,7 @@ def _whose(record: PrivacyRecord) -> str:
     own, foreign = (record.steps_by_sampler[sampler] for sampler in ("groupclip", "user"))
     parts = [f"groupclip's in {own:,} steps"] * bool(own) + [f"the user's own in {foreign:,} steps"] * bool(foreign)
     return ", ".join(parts) or "no step yet"
+
+
+def _others(record: PrivacyRecord) -> str:
+    return ", ".join(f"{name} (noise multiplier {z:.6g})" for name, z in record.other_releases.items())
