@@ -11,6 +11,7 @@ from . import clipping
 from .engine import Engine, attach
 from .errors import BudgetExceeded, CoverageError, GroupClipError, PrivacyViolation, UnsupportedOperation
 from .mechanism import Mechanism
+from .memory import Plan, plan
 from .partition import Partition, partition
 from .sampling import poisson_batches
 
@@ -21,10 +22,12 @@ __all__ = [
     "GroupClipError",
     "Mechanism",
     "Partition",
+    "Plan",
     "PrivacyViolation",
     "UnsupportedOperation",
     "attach",
     "clipping",
     "partition",
+    "plan",
     "poisson_batches",
 ]

@@ -1,0 +1,123 @@
+"""Norm methods for the layers of a group: of all choices, those that need the least memory or, within a bound, the least time.
+
+A group's layers are taken from the top down. A *label* is one choice so far, of which only three figures matter for what
+follows: the bytes held, the bytes that its closing will need at most on top of a level, and the objective (peak bytes, or
+seconds). A label that another one beats in all three is dropped; so the best that is left is the best of all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .cost import LayerCost
+
+#: More labels than this are thinned out: a plan may then be slower than the best, never over the bound.
+MOST_LABELS = 256
+
+
+@dataclass(frozen=True, eq=False)
+class _Label:
+    held: int
+    closing: int  # held, plus what the closing of these layers needs above the level before it
+    peak: int
+    seconds: float
+    choice: tuple[int, _Label | None]  # of the last layer, and the label before it
+
+    def choices(self) -> tuple[int, ...]:
+        found: list[int] = []
+        label: _Label | None = self
+        while label is not None:
+            found.append(label.choice[0])
+            label = label.choice[1]
+        return tuple(reversed(found))
+
+
+@dataclass(frozen=True, eq=False)
+class Intervals:
+    """For each group s..e of layers: the least cost (``inf`` if the bound can't be kept), and the choices that reach it."""
+
+    cost: np.ndarray
+    _best: dict[tuple[int, int], _Label]
+
+    def choices(self, start: int, end: int) -> tuple[int, ...]:
+        """The option of each layer of the group."""
+        return self._best[start, end].choices()
+
+
+def least_bytes(layers: Sequence[LayerCost]) -> Intervals:
+    """For each group the least peak, over all choices of methods."""
+    return _intervals(layers, math.inf)
+
+
+def least_seconds(layers: Sequence[LayerCost], bound: float) -> Intervals:
+    """For each group the least time of all choices whose peak is at most ``bound``."""
+    return _intervals(layers, bound)
+
+
+def _intervals(layers: Sequence[LayerCost], bound: float) -> Intervals:
+    n = len(layers)
+    cost = np.full((n, n), math.inf)
+    best: dict[tuple[int, int], _Label] = {}
+    by_time = math.isfinite(bound)
+    above = 0
+    for start in range(n):
+        for end, labels in _grown(layers, start, bound - above, by_time):
+            found = min(labels, key=lambda item: item[0].seconds if by_time else item[1])
+            cost[start, end] = found[0].seconds if by_time else above + found[1]
+            best[start, end] = found[0]
+        above += layers[start].gradient
+    return Intervals(cost, best)
+
+
+def _grown(
+    layers: Sequence[LayerCost], start: int, bound: float, by_time: bool
+) -> Iterator[tuple[int, list[tuple[_Label, int]]]]:
+    """For each end, labels of the group ``start..end`` with their peak if it ends there; those within the bound."""
+    labels: list[_Label | None] = [None]
+    for end in range(start, len(layers)):
+        layer, grown, ending = layers[end], [], []
+        for label in labels:
+            held, closing = (0, 0) if label is None else (label.held, label.closing)
+            peak, seconds = (0, 0.0) if label is None else (label.peak, label.seconds)
+            for i, option in enumerate(layer.options):
+                highest = max(peak, option.peak + held)
+                if highest > bound:
+                    continue
+                # ``closing - held`` is what closing the layers above needs; they come last, when this one is freed
+                needed = max(option.closing, layer.gradient - option.held + closing - held)
+                new = _Label(
+                    held + option.held, held + option.held + needed, highest, seconds + option.seconds, (i, label)
+                )
+                grown.append(new)
+                total = max(highest, option.level + held + needed)
+                if total <= bound:
+                    ending.append((new, total))
+        if ending:
+            yield end, ending
+        if not grown:
+            return
+        labels = list(_unbeaten(grown, by_time))
+
+
+def _unbeaten(labels: list[_Label], by_time: bool) -> list[_Label]:
+    """Labels that no other one beats; at most :data:`MOST_LABELS`."""
+    if len(labels) == 1:
+        return labels
+    labels.sort(key=lambda x: (x.held, x.closing, x.seconds if by_time else x.peak))
+    kept: list[_Label] = []
+    figures = np.empty((len(labels), 2))
+    for label in labels:
+        third = label.seconds if by_time else label.peak
+        seen = figures[: len(kept)]
+        if len(kept) and bool(np.any((seen[:, 0] <= label.closing) & (seen[:, 1] <= third))):
+            continue
+        figures[len(kept)] = label.closing, third
+        kept.append(label)
+    if len(kept) > MOST_LABELS:
+        step = len(kept) / MOST_LABELS
+        kept = [kept[int(i * step)] for i in range(MOST_LABELS)]
+    return kept

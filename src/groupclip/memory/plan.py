@@ -1,0 +1,323 @@
+"""``gc.plan``: which groups and which norm methods, and what the peak will be.
+
+The cost model of :mod:`groupclip.memory.cost` chooses; the prediction comes from one more pass without numbers, of the very
+partition that was chosen (:mod:`groupclip.memory.passes`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from ..norms import AUTO
+from ..partition import Partition, partition
+from .cost import LayerCost, Machine, group_peak, layer_costs
+from .methods import Intervals, least_bytes, least_seconds
+from .passes import Curve, Sketched, optimizer_bytes
+from .planner import Starts, fewest_groups, greatest, least_peak, least_sum
+from .workload import Loss, default_loss
+
+_UNITS = {
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+    "TIB": 2**40,
+}
+_TRIES = 6
+
+
+def parse_bytes(text: str | int) -> int:
+    """``"12GB"`` (10^9 bytes), ``"12GiB"`` (2^30), ``"500 MB"``, or a number of bytes.
+
+    Raises:
+        ValueError: none of these, or not positive.
+    """
+    if isinstance(text, int) and not isinstance(text, bool):
+        size = text
+    else:
+        match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?)\s*([KMGT]?i?B)\s*", str(text), re.IGNORECASE)
+        if match is None:
+            raise ValueError(f"memory={text!r} can't be read: write a size as '12GB', '800MiB', or a number of bytes")
+        size = int(float(match[1]) * _UNITS[match[2].upper()])
+    if size < 1:
+        raise ValueError(f"memory={text!r} must be positive")
+    return size
+
+
+def show_bytes(size: float) -> str:
+    """In the largest unit (10^3, 10^6, 10^9 bytes) that leaves a number above one."""
+    for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if size >= scale:
+            return f"{size / scale:.2f} {unit}"
+    return f"{size:.0f} B"
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What :func:`plan` found.
+
+    Attributes:
+        partition: the groups; it remembers the norm methods, and ``attach`` uses them.
+        methods: layer name -> norm method, where there is a choice.
+        samples: B of the physical batch that it was made for.
+        static: bytes of parameters, buffers and, if an optimizer was given, its state after a step.
+        predicted_peak: static plus the most that a step holds beside it: batch, activations, what is booked, gradients.
+        predicted_plain: the same for training without privacy.
+        group_peaks: of each group, by the cost model: static plus the most while it is booked and clipped.
+        seconds: of norms and clipped sums, by the cost model of time.
+        memory: the budget, if one was given.
+        curve, plain_curve: live bytes over the pass, without ``static``.
+    """
+
+    partition: Partition
+    methods: Mapping[str, str]
+    samples: int
+    static: int
+    predicted_peak: int
+    predicted_plain: int
+    group_peaks: Mapping[str, int]
+    seconds: float
+    memory: int | None
+    curve: Curve
+    plain_curve: Curve
+
+    def table(self) -> str:
+        """For people: one row a group, then the totals."""
+        rows = [("group", "layers from", "to", "numbers", "peak")]
+        for name, members in self.partition.groups:
+            size = f"{self.partition.sizes[name]:,}"
+            rows.append((name, _layer(members[0]), _layer(members[-1]), size, show_bytes(self.group_peaks[name])))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            "  ".join((*(f"{c:<{w}}" for c, w in zip(r[:3], widths[:3], strict=True)),
+                       *(f"{c:>{w}}" for c, w in zip(r[3:], widths[3:], strict=True))))
+            for r in rows
+        ]  # fmt: skip
+        counts: dict[str, int] = {}
+        for method in self.methods.values():
+            counts[method] = counts.get(method, 0) + 1
+        chosen = ", ".join(f"{method} for {count} layers" for method, count in sorted(counts.items()))
+        lines += [
+            "",
+            f"physical batch    {self.samples} samples",
+            f"norm methods      {chosen or 'no layer has a choice'}",
+            f"static            {show_bytes(self.static)}",
+            f"predicted peak    {show_bytes(self.predicted_peak)}"
+            + ("" if self.memory is None else f" of {show_bytes(self.memory)}"),
+            f"without privacy   {show_bytes(self.predicted_plain)}",
+        ]
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON; curves left out."""
+        return {
+            "samples": self.samples,
+            "static_bytes": self.static,
+            "predicted_peak_bytes": self.predicted_peak,
+            "predicted_plain_bytes": self.predicted_plain,
+            "memory_bytes": self.memory,
+            "seconds_of_norms_and_sums": self.seconds,
+            "groups": [
+                {"name": name, "numbers": self.partition.sizes[name], "parameters": list(members),
+                 "peak_bytes": self.group_peaks[name]}
+                for name, members in self.partition.groups
+            ],
+            "methods": dict(self.methods),
+        }  # fmt: skip
+
+
+class BudgetTooSmallError(ValueError):
+    """No grouping fits in the memory that was given. ``least`` is the plan that needs the least."""
+
+    def __init__(self, message: str, least: Plan) -> None:
+        super().__init__(message)
+        self.least = least
+
+
+def plan(
+    model: nn.Module,
+    example_batch: Any,
+    *,
+    groups: int | None = None,
+    memory: str | int | None = None,
+    optimizer: Optimizer | None = None,
+    loss: Loss = default_loss,
+    samples: int | None = None,
+    machine: Machine | None = None,
+) -> Plan:
+    """Choose contiguous groups of layers and their norm methods; nothing is run on numbers and nothing is changed.
+
+    Args:
+        model: not attached; its parameters may lie on the ``meta`` device.
+        example_batch: what a physical batch looks like; see :func:`groupclip.memory.workload.default_loss`.
+        groups: at most so many. Without ``memory``, the plan has the least peak, and of the norm methods that reach it, in
+            these groups, the fastest.
+        memory: bytes of the whole device (``"12GB"``, or a number). The plan has the fewest groups that fit, and of the
+            plans with so many groups the fastest.
+        optimizer: its state counts, and what its step needs.
+        loss: ``loss(model, example_batch)`` gives ``[B]``, the losses that training will use.
+        samples: B, if not that of the example.
+        machine: rates for the cost model of time.
+
+    Raises:
+        ValueError: neither or both... of ``groups`` and ``memory`` make sense; an attached model.
+        BudgetTooSmallError: nothing fits in ``memory``; says the least that does.
+        UnsupportedOperation: the model's control flow depends on numbers.
+    """
+    if groups is None and memory is None:
+        raise ValueError("give groups=, the most groups, or memory=, the bytes of the device, or both")
+    if groups is not None and (isinstance(groups, bool) or not isinstance(groups, int) or groups < 1):
+        raise ValueError(f"groups={groups!r} must be a whole number, 1 or more")
+    budget = None if memory is None else parse_bytes(memory)
+    planner = Planner(model, example_batch, optimizer, loss, samples, machine)
+    return planner.within(budget, groups) if budget is not None else planner.least(groups)
+
+
+class Planner:
+    """The profile of one model and batch, from which any number of plans are made. Arguments as of :func:`plan`."""
+
+    def __init__(
+        self, model: nn.Module, example_batch: Any, optimizer: Optimizer | None = None, loss: Loss = default_loss,
+        samples: int | None = None, machine: Machine | None = None,
+    ) -> None:  # fmt: skip
+        self.sketched = Sketched(model, example_batch, loss, samples)
+        self._machine = machine or Machine()
+        state, self._step = optimizer_bytes(model, optimizer)
+        self.static = self.sketched.static + state
+        self._layer_groups = partition(model, "layer-wise")
+        self.plain = self.sketched.plain()
+        self.traced = self.sketched.trace()
+        self.layers: tuple[LayerCost, ...] = layer_costs(self.traced, self._machine)
+        self._bytes: Intervals | None = None
+
+    def least(self, groups: int | None = None) -> Plan:
+        """The least peak with at most so many groups (as many as layers by default)."""
+        style = f"planned:{len(self.layers) if groups is None else groups}"
+        table = self._least_bytes()
+        starts, peak = least_peak(table.cost, groups or len(self.layers))
+        # as fast as this peak allows
+        quick = least_seconds_of(self.layers, starts, peak)
+        return self._plan(starts, quick, style, None)
+
+    def within(self, memory: int, groups: int | None = None) -> Plan:
+        """The fewest groups (at most ``groups``) that fit, and of such plans the fastest."""
+        table = self._least_bytes()
+        target = float(memory - self.static)
+        for _ in range(_TRIES):  # the cost model may be off by a percent: then the bound is drawn in by as much
+            bound = target - self._batch_bytes
+            starts = fewest_groups(table.cost, bound)
+            if starts is None or self._step > memory - self.static or (groups is not None and len(starts) > groups):
+                break
+            quick = least_seconds(self.layers, bound)
+            starts = least_sum(quick.cost, len(starts))
+            assert starts is not None
+            choices = _joined(quick, starts, len(self.layers))
+            found = self._plan(starts, choices, f"planned:{memory}B", memory)
+            if found.predicted_peak <= memory:
+                return found
+            target -= found.predicted_peak - memory
+        least = self.least(groups)
+        raise BudgetTooSmallError(
+            f"{show_bytes(memory)} don't suffice for {self.sketched.samples} samples"
+            f"{'' if groups is None else f' in at most {groups} groups'}: the least is {show_bytes(least.predicted_peak)} "
+            f"({least.predicted_peak} bytes), with {len(least.partition)} groups, "
+            f"{show_bytes(self.static)} of it for parameters and optimizer. Take a smaller physical batch or more memory"
+            f"{'' if groups is None else ', or more groups'}. "
+            f"The partition that reaches it: {_boundaries(least.partition)}",
+            least,
+        )
+
+    @property
+    def _batch_bytes(self) -> int:
+        from .workload import batch_bytes
+
+        return batch_bytes(self.sketched._batch_of(self.sketched.samples))
+
+    def _least_bytes(self) -> Intervals:
+        if self._bytes is None:
+            self._bytes = least_bytes(self.layers)
+        return self._bytes
+
+    def _plan(self, starts: Starts, choices: Sequence[int], style: str, memory: int | None) -> Plan:
+        groups, methods = self.partition(starts, choices, style)
+        curve = self.sketched.private(groups)
+        dynamic = max(curve.peak, self._step)
+        ends = [*(s - 1 for s in starts[1:]), len(self.layers) - 1]
+        peaks = [
+            self.static + self._batch_bytes + group_peak(self.layers, choices, s, e)
+            for s, e in zip(starts, ends, strict=True)
+        ]
+        return Plan(
+            partition=groups,
+            methods=MappingProxyType(methods),
+            samples=self.sketched.samples,
+            static=self.static,
+            predicted_peak=self.static + dynamic,
+            predicted_plain=self.static + max(self.plain.peak, self._step),
+            group_peaks=MappingProxyType(dict(zip(reversed(groups.names), peaks, strict=True))),
+            seconds=sum(layer.options[i].seconds for layer, i in zip(self.layers, choices, strict=True)),
+            memory=memory,
+            curve=curve,
+            plain_curve=self.plain,
+        )
+
+    def partition(self, starts: Starts, choices: Sequence[int], style: str) -> tuple[Partition, dict[str, str]]:
+        """Groups of layers (from the top down) as a :class:`Partition`, and the methods of the layers."""
+        place: dict[str, int] = {}
+        for i, layer in enumerate(self.layers):
+            place[layer.name] = len(starts) - 1 - (sum(i >= s for s in starts) - 1)  # group 0 is the lowest
+        group, members = 0, dict[str, list[str]]()
+        for name, parameters in self._layer_groups.groups:
+            group = place.get(name, group)  # a layer that the pass doesn't use joins the one before it
+            members.setdefault(f"group-{group + 1}", []).extend(parameters)
+        sizes = {name: sum(self._numbers[p] for p in parameters) for name, parameters in members.items()}
+        order = sorted(members, key=lambda name: int(name.rpartition("-")[2]))
+        found = Partition(
+            style, tuple((name, tuple(members[name])) for name in order), tuple(sizes[name] for name in order)
+        )
+        methods = {
+            layer.name: layer.options[i].method
+            for layer, i in zip(self.layers, choices, strict=True)
+            if layer.options[i].method != AUTO
+        }
+        named = {
+            p: methods[layer] for layer, parameters in self._layer_groups.groups if layer in methods for p in parameters
+        }
+        return found.with_methods(named), methods
+
+    @property
+    def _numbers(self) -> dict[str, int]:
+        return {name: p.numel() for name, p in self.sketched.model.named_parameters()}
+
+
+def least_seconds_of(layers: Sequence[LayerCost], starts: Starts, bound: float) -> tuple[int, ...]:
+    """The fastest methods in given groups whose peaks are at most ``bound``."""
+    table = least_seconds(layers, bound)
+    return _joined(table, starts, len(layers))
+
+
+def _joined(table: Intervals, starts: Starts, n: int) -> tuple[int, ...]:
+    ends = [*(s - 1 for s in starts[1:]), n - 1]
+    return tuple(choice for s, e in zip(starts, ends, strict=True) for choice in table.choices(s, e))
+
+
+def _layer(parameter: str) -> str:
+    return parameter.rpartition(".")[0] or parameter
+
+
+def _boundaries(groups: Partition) -> str:
+    return "; ".join(f"{name} from {members[0]}" for name, members in groups.groups)
+
+
+__all__ = ["BudgetTooSmallError", "Plan", "Planner", "greatest", "parse_bytes", "plan", "show_bytes"]
