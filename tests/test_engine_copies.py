@@ -35,8 +35,8 @@ def test_a_saved_model_is_a_plain_one(way: str) -> None:
     assert all(torch.equal(p, q.detach()) for p, q in zip(loaded.parameters(), model.parameters(), strict=True))
     ENTRY.losses(loaded, ENTRY.batch(4)).sum().backward()  # no engine in its way
     engine.backward(ENTRY.losses(model, ENTRY.batch(4)))  # and the original goes on
-    again = gc.attach(loaded, None, "layer-wise", None)
     loaded.zero_grad()
+    again = gc.attach(loaded, None, "layer-wise", None)
     again.backward(ENTRY.losses(loaded, ENTRY.batch(4)))
 
 

@@ -63,38 +63,39 @@ def noise_multiplier(mechanism: Mechanism) -> float:
 
 
 def check_parameters(named: Mapping[str, nn.Parameter]) -> None:
-    for name, param in named.items():
-        if isinstance(param, PrivateParameter) and param._slot is not None:
-            raise GroupClipError(
-                f"parameter {name!r} is attached already: call detach() on the engine that holds it first"
-            )
-        if type(param) not in (nn.Parameter, PrivateParameter):  # the latter on a deep copy of an attached model
-            raise CoverageError(
-                f"parameter {name!r} is a {type(param).__name__}, a subclass of Parameter with its own behaviour, which groupclip "
-                "can't follow; use a plain nn.Parameter or freeze it"
-            )
-        if not param.is_floating_point():
-            raise CoverageError(
-                f"parameter {name!r} has dtype {param.dtype}: only real floating point parameters can be clipped"
-            )
-        if param.is_meta:
-            raise CoverageError(
-                f"parameter {name!r} has no storage yet (device 'meta'): materialise the model before attaching it"
-            )
-        if param.is_inference():
-            raise CoverageError(
-                f"parameter {name!r} was made under torch.inference_mode(), so it can't be trained: make or copy the model outside it"
-            )
-        if holds_something(param.grad):
-            raise PrivacyViolation(
-                f"parameter {name!r} holds a gradient from before, which wasn't clipped: clear it (optimizer.zero_grad() or "
-                "model.zero_grad()) before attaching"
-            )
-        if param.numel() == 0:
-            raise CoverageError(f"parameter {name!r} has no elements: run a first forward pass or freeze it")
+    with torch._C.DisableTorchFunctionSubclass():  # a deep copy of an attached model has private parameters
+        for name, param in named.items():
+            _check_parameter(name, param)
 
 
-def check_optimizer(optimizer: Optimizer, named: Mapping[str, nn.Parameter], frozen: Collection[nn.Parameter] = ()) -> None:
+def _check_parameter(name: str, param: nn.Parameter) -> None:
+    if isinstance(param, PrivateParameter) and param._slot is not None:
+        raise GroupClipError(f"parameter {name!r} is attached already: call detach() on the engine that holds it first")
+    if type(param) not in (nn.Parameter, PrivateParameter):
+        raise CoverageError(
+            f"parameter {name!r} is a {type(param).__name__}, a subclass of Parameter with its own behaviour, which groupclip "
+            "can't follow; use a plain nn.Parameter or freeze it"
+        )
+    if not param.is_floating_point():
+        raise CoverageError(
+            f"parameter {name!r} has dtype {param.dtype}: only real floating point parameters can be clipped"
+        )
+    if param.numel() == 0:
+        raise CoverageError(f"parameter {name!r} has no elements: run a first forward pass or freeze it")
+    if param.is_inference():
+        raise CoverageError(
+            f"parameter {name!r} was made under torch.inference_mode(), so it can't be trained: build or copy the model outside"
+        )
+    if holds_something(param.grad):
+        raise PrivacyViolation(
+            f"parameter {name!r} holds a gradient from before, which wasn't clipped: clear it (optimizer.zero_grad() or "
+            "model.zero_grad()) before attaching"
+        )
+
+
+def check_optimizer(
+    optimizer: Optimizer, named: Mapping[str, nn.Parameter], frozen: Collection[nn.Parameter] = ()
+) -> None:
     """Whether the optimizer moves the private parameters, and nothing else.
 
     Args:
@@ -170,8 +171,8 @@ def check_loss_scale(scale: float, dtype: torch.dtype) -> None:
         raise TypeError(f"loss_scale is {type(scale).__name__}; it must be a number, fixed before the run")
     if not 0 < scale <= torch.finfo(dtype).max:
         raise ValueError(
-            f"loss_scale={scale:g} must be positive and at most {torch.finfo(dtype).max:g}, the largest number of {dtype} losses; use "
-            "a smaller one, or cast the losses to float32"
+            f"loss_scale={scale:g} must be positive and at most {torch.finfo(dtype).max:g}, the largest number of {dtype} losses; "
+            "use a smaller one, or cast the losses to float32"
         )
 
 

@@ -41,6 +41,7 @@ from .private import Call, PrivateParameter, PrivateTensor
 from .step import PrivateStep
 from .tape import LossReduction, Tape
 from .thresholds import Thresholds, group_thresholds, sensitivity
+from .uncompiled import keep_uncompiled
 from .watch import Forward, Watch
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ class Engine:
         if optimizer is not None:
             check_optimizer(optimizer, named)
 
+        keep_uncompiled()
         self.noise: NoiseSource = SecureNoise() if noise is None else noise
         self.ledger = None if mechanism is None else Ledger(mechanism)
         self._unsafe: set[str] = set()

@@ -18,9 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.utils.hooks import RemovableHandle
 
 from .clipping import bounded_factors
 from .errors import CoverageError, GroupClipError, PrivacyViolation
+from .guard import Left, at_the_very_end, place_first, place_last, several_processes
 from .norms import accumulation_dtype
 from .persample.base import PerSample
 from .persample.combine import combine
@@ -40,6 +42,43 @@ class Slot:
     group: Group
     method: str
     delivered: Tensor | None = None
+    left: Left | None = None  # what the engine left in p.grad
+    _handles: tuple[RemovableHandle, ...] = ()
+
+    def hook(self) -> tuple[RemovableHandle, ...]:
+        """See every gradient that comes to the parameter. The handles take the hooks off."""
+        landed = weakref.WeakMethod(self.landed)  # the garbage collector doesn't see through hooks of this kind
+
+        def after(param: Tensor) -> None:
+            call = landed()
+            if call is not None:
+                call(param)
+
+        self._handles = (
+            self.param.register_hook(self.witness),
+            self.param.register_post_accumulate_grad_hook(after),
+        )
+        return self._handles
+
+    def deliver(self, total: Tensor) -> Tensor:
+        """The gate's clipped sum, on its way to the parameter. Other hooks, whenever they came, run between ours."""
+        self.delivered = total
+        if self._handles:
+            witness, landed = self._handles
+            with torch._C.DisableTorchFunctionSubclass():
+                place_last(self.param._backward_hooks, witness.id)  # pyright: ignore[reportArgumentType]
+                place_first(self.param._post_accumulate_grad_hooks, landed.id)  # pyright: ignore[reportAttributeAccessIssue]
+        return total
+
+    def landed(self, param: Tensor) -> None:
+        """Hook on the parameter, after its gradient was accumulated: note it."""
+        self.note(param)
+        if several_processes():
+            at_the_very_end(lambda: self.note(param))
+
+    def note(self, param: Tensor) -> None:
+        with torch._C.DisableTorchFunctionSubclass():
+            self.left = Left.of(param.grad)
 
     def witness(self, grad: Tensor) -> None:
         """Hook on the parameter: nothing but the gate's clipped sum may become its gradient."""
@@ -156,8 +195,7 @@ class Gate:
     def _deliver(slot: Slot, grads: PerSample | None, factors: Tensor) -> Tensor | None:
         if grads is None:
             return None
-        slot.delivered = grads.weighted_sum(factors).to(slot.param.dtype).reshape(slot.param.shape)
-        return slot.delivered
+        return slot.deliver(grads.weighted_sum(factors).to(slot.param.dtype).reshape(slot.param.shape))
 
 
 class _GateNode(torch.autograd.Function):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from .admission import check_optimizer
 from .errors import GroupClipError, PrivacyViolation
 from .gate import Slot
+from .guard import Left, called_by_scaler, holds_something, several_processes
 from .ledger import Ledger
 from .noise import NoiseSource
 from .sampling import claim
@@ -38,7 +39,6 @@ class PrivateStep:
         self._show_plain, self._show_private = plain, private
         self._seen: Counter[str] = Counter()  # group -> samples since the last step: secret
         self._broken = False
-        self._released: dict[str, tuple[Tensor, int]] = {}  # private gradients that zero_grad has not cleared yet
 
     def saw(self, group: str, samples: int) -> None:
         """A group clipped so many samples of the logical batch."""
@@ -51,29 +51,40 @@ class PrivateStep:
     def discard(self) -> None:
         """Forget the logical batch under way."""
         for slot in self._slots:
-            slot.param.grad = None
+            slot.param.grad = slot.left = None
         self._seen.clear()
-        self._released.clear()
         self._broken = False
 
     def check_accumulation(self) -> None:
         """Whether gradients may be added to ``p.grad`` now.
 
         Raises:
-            PrivacyViolation: it holds a part of a failed backward pass.
+            PrivacyViolation: it holds a part of a failed backward pass, or something that the engine didn't leave there.
             GroupClipError: it holds the last step's private gradient.
         """
         if self._broken:
             raise PrivacyViolation(_BROKEN)
-        for slot in self._slots:
-            if slot.name in self._released:
-                grad, version = self._released[slot.name]
-                if slot.param.grad is grad and grad._version == version:
-                    raise GroupClipError(
-                        "p.grad still holds the private gradient of the last step: call optimizer.zero_grad() before the next "
-                        "engine.backward, or it would be added to the new one"
-                    )
-        self._released.clear()
+        self._check_fresh()
+        self._check_untouched()
+        for slot, grad in self._gradients():
+            if slot.left is not None and not slot.left.stands(grad):
+                slot.left = None  # cleared by zero_grad
+
+    def check_landed(self) -> None:
+        """After a backward pass: whether the clipped sums stand in ``p.grad``.
+
+        Raises:
+            PrivacyViolation: a hook of the user's changed one or took it away.
+        """
+        if several_processes():  # they were averaged meanwhile
+            for slot, grad in self._gradients():
+                slot.left = Left.of(grad)
+        gone = [slot.name for slot, grad in self._gradients() if slot.left is not None and not slot.left.stands(grad)]
+        if self._ledger is not None and gone:
+            raise PrivacyViolation(
+                f"in the backward pass, a hook changed the clipped gradient of {_some(gone)} or took it away, before it had noise; "
+                "such a hook may look at gradients and no more: an optimizer step in it, or a clip, would be without noise"
+            )
 
     def before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Optimizer pre-step hook. The event is counted when the noise is added: from then on the gradient is released."""
@@ -85,8 +96,16 @@ class PrivateStep:
             )
         if self._broken:
             raise PrivacyViolation(_BROKEN)
-        check_optimizer(optimizer, {s.name: s.param for s in self._slots if s.param.requires_grad})
+        check_optimizer(
+            optimizer,
+            {s.name: s.param for s in self._slots if s.param.requires_grad},
+            frozen=[s.param for s in self._slots if not s.param.requires_grad],  # since attach
+        )
         if self._ledger is not None:
+            if called_by_scaler():
+                raise PrivacyViolation(f"optimizer.step was called by a GradScaler: {_SCALER}")
+            self._check_fresh()
+            self._check_untouched()
             self._ledger.check()
             self._make_private(self._ledger.mechanism.expected_batch_size)
             own = claim(self._ledger.mechanism, id(self), max(self._seen.values(), default=0))
@@ -94,26 +113,65 @@ class PrivateStep:
         self._seen.clear()
         self._show_plain()
 
-    def _make_private(self, expected_batch_size: float) -> None:
-        if not all(bool(torch.isfinite(s.param.grad).all()) for s in self._slots if s.param.grad is not None):
+    def _check_fresh(self) -> None:
+        for slot, grad in self._gradients():
+            if slot.left is not None and slot.left.released and slot.left.stands(grad) and holds_something(grad):
+                raise GroupClipError(
+                    "p.grad still holds the private gradient of the last step: call optimizer.zero_grad() before the next "
+                    "logical batch, or it would be added to the new one"
+                )
+
+    def _check_untouched(self) -> None:
+        if self._ledger is None:
+            return
+        changed = [
+            slot.name
+            for slot, grad in self._gradients()
+            if not (slot.left is not None and slot.left.stands(grad)) and holds_something(grad)
+        ]
+        if changed:
             raise PrivacyViolation(
-                "a summed gradient isn't finite, though every sample was bounded: something changed p.grad after the backward "
-                "pass. Call engine.discard() to give up this logical batch"
+                f"p.grad of {_some(changed)} isn't what the last backward pass left there, so the noise wouldn't fit it. Leave "
+                f"gradients alone until optimizer.step (no clip_grad_norm_, no scaling). If it was a GradScaler: {_SCALER}. Call "
+                "engine.discard() to give up this logical batch"
+            )
+
+    def _gradients(self) -> Iterator[tuple[Slot, Tensor | None]]:
+        with torch._C.DisableTorchFunctionSubclass():
+            gradients = [slot.param.grad for slot in self._slots]
+        return zip(self._slots, gradients, strict=True)
+
+    def _make_private(self, expected_batch_size: float) -> None:
+        if not all(bool(torch.isfinite(grad).all()) for _, grad in self._gradients() if grad is not None):
+            raise PrivacyViolation(
+                "a summed gradient isn't finite, though every sample was bounded: the sum is too large for its dtype. Call "
+                "engine.discard() to give up this logical batch, and use a smaller threshold or float32 parameters"
             )
         for slot in self._slots:
             if not slot.param.requires_grad:
-                continue  # frozen since: it takes no part
+                slot.param.grad = None  # frozen since: it takes no part, and what came before has no noise
+                continue
             if slot.param.grad is None:  # unused in this step, or an empty batch: noise all the same
                 slot.param.grad = torch.zeros_like(slot.param.data)
             self._noise.add_(slot.param.grad, self._std)
             slot.param.grad.div_(expected_batch_size)
+            slot.left = Left.of(slot.param.grad, released=True)
 
     def after(self, *_: Any) -> None:
         """Optimizer post-step hook."""
-        grads = [(slot.name, slot.param.grad) for slot in self._slots]
-        self._released = {name: (grad, grad._version) for name, grad in grads if grad is not None}
+        for slot, grad in self._gradients():
+            slot.left = Left.of(grad, released=True)
         self._show_private()
 
+
+def _some(names: list[str]) -> str:
+    return ", ".join(repr(name) for name in names[:3]) + (" .." if len(names) > 3 else "")
+
+
+_SCALER = (
+    "it would divide the clipped sum after the fact, and skip a step by looking at gradients without noise. Do without it: "
+    "bfloat16 needs none, and for float16 give engine.backward a constant loss_scale"
+)
 
 _BROKEN = (
     "an earlier backward pass of this logical batch failed half-way, so p.grad holds a part of its samples; call "

@@ -43,6 +43,7 @@ class Tape:
         inputs: of the forward passes since the last backward.
         layouts: where the samples lie in what parameters meet.
         permitted: B of the backward pass of ``engine.backward`` that is under way.
+        loss_scale: what its losses are multiplied by.
         ended: the groups that ended in that backward pass.
         observer: is told how each parameter is used, or None.
     """
@@ -54,6 +55,7 @@ class Tape:
     inputs: Inputs = field(default_factory=Inputs)
     layouts: Layouts = field(default_factory=Layouts)
     permitted: int | None = None
+    loss_scale: float = 1.0
     ended: set[str] = field(default_factory=set)
     observer: Observer | None = None
     _inside: bool = False
@@ -96,13 +98,13 @@ class Tape:
         return self.batch
 
     @contextmanager
-    def permit(self, batch: int) -> Iterator[None]:
-        """Allow gates to clip: the gradient under way is that of the SUM of ``batch`` per-sample losses."""
-        self.permitted, self.ended = batch, set()
+    def permit(self, batch: int, loss_scale: float) -> Iterator[None]:
+        """Allow gates to clip: the gradient under way is that of the SUM of ``batch`` per-sample losses, times ``loss_scale``."""
+        self.permitted, self.loss_scale, self.ended = batch, loss_scale, set()
         try:
             yield
         finally:
-            self.permitted, self.ended = None, set()
+            self.permitted, self.loss_scale, self.ended = None, 1.0, set()
             self.inputs.forget()
 
     def require_permission(self) -> None:
@@ -132,7 +134,7 @@ class Tape:
                 f"the losses have {self.permitted} entries, but a parameter was used with a batch of {batch} samples; "
                 "give one loss for each sample of the batch that the model was called with"
             )
-        return 1.0
+        return 1.0 / self.loss_scale
 
 
 def in_backward() -> bool:

@@ -1,0 +1,21 @@
+"""Where ``torch.compile`` must leave off: what keeps samples apart runs as plain Python, also in compiled models."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from . import private
+from .watch import Watch
+
+
+@functools.cache
+def keep_uncompiled() -> None:
+    """A compiled model is cut in two wherever a private parameter is used; what lies between the cuts stays compiled.
+
+    Traced, groupclip's own code would be compiled line by line: for half a minute, with the same result. It is told here and
+    not where the functions are defined, because asking loads the compiler, which takes a second (so does making any optimizer).
+    """
+    for owner, name in ((private, "dispatch"), (Watch, "before"), (Watch, "after")):
+        setattr(owner, name, torch.compiler.disable(getattr(owner, name)))
