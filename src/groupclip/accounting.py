@@ -91,7 +91,8 @@ def delta_bounds(step: Step, steps: int, epsilon: float, plan: int) -> Bounds:
 
     renyi = None
     if "RDP" in step.who and (curve := _composed_rdp(step, steps)):
-        renyi = float(rdp.compute_delta(*zip(*curve, strict=True), epsilon)[0])
+        orders, divergences = zip(*curve, strict=True)
+        renyi = float(rdp.compute_delta(orders, divergences, epsilon)[0])
     grid, note = _grid(step, plan, 1e-5)
     pld = None
     if grid is not None:
@@ -156,7 +157,8 @@ def _rdp_epsilon(step: Step, steps: int, delta: float, at: tuple[float, ...] | N
     curve = _composed_rdp(step, steps, at)
     if not curve:
         return None
-    epsilon = float(rdp.compute_epsilon(*zip(*curve, strict=True), delta)[0])
+    orders, divergences = zip(*curve, strict=True)
+    epsilon = float(rdp.compute_epsilon(orders, divergences, delta)[0])
     return epsilon if math.isfinite(epsilon) else None
 
 

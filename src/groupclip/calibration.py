@@ -33,13 +33,12 @@ def near_noise(
     rough: Callable[[float], float], reported: Callable[[float], float], start: float, target: float
 ) -> float:
     """A sigma at which ``reported`` is about ``target``, by a ``rough`` function that follows it and costs less."""
-    for _ in range(2):
-        near = least_noise(rough, start, target)
-        found = reported(near)
-        if not math.isfinite(found) or found <= 0 or 0.997 <= found / target <= 1:
-            break
-        aim = 0.9985 * rough(near) * target / found  # what rough says where reported is the target
-        start, target, rough = near, target, _scaled(rough, target / aim)
+    near = least_noise(rough, start, target)
+    found = reported(near)
+    if 0 < found < math.inf and not 0.997 <= found / target <= 1:
+        # where rough says this, reported says about the target
+        aim = 0.9985 * rough(near) * target / found
+        near = least_noise(_scaled(rough, target / aim), near, target)
     return near
 
 

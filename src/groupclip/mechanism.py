@@ -120,6 +120,11 @@ class Mechanism:
         """q = expected_batch_size / dataset_size: what the sampler compares with and the accountants use."""
         return self.expected_batch_size / self.dataset_size
 
+    @property
+    def step(self) -> Step:
+        """One step as the accountants see it. Needs a noise multiplier."""
+        return self._step(self._sigma())
+
     def epsilon(self, *, delta: float, steps: int | None = None) -> float:
         """Epsilon at ``delta`` after ``steps`` steps (all by default): see :meth:`spent`."""
         return self.spent(delta=delta, steps=steps).epsilon
@@ -133,7 +138,7 @@ class Mechanism:
             PrivacyViolation: noise_multiplier is 0.
         """
         delta = _delta(delta)
-        steps, step = self._taken(steps), self._step(self._sigma())
+        steps, step = self._taken(steps), self.step
         if steps == 0:
             return PrivacySpent(epsilon=0.0, delta=delta, steps=0, accountant="none", rdp=0.0, pld=0.0)
         bounds = accounting.epsilon_bounds(step, steps, delta, self.steps)
@@ -155,7 +160,7 @@ class Mechanism:
         epsilon = number("epsilon", epsilon)
         if epsilon < 0:
             raise ValueError(f"epsilon={epsilon!r} must be >= 0")
-        steps, step = self._taken(steps), self._step(self._sigma())
+        steps, step = self._taken(steps), self.step
         if steps == 0:
             return 0.0
         bounds = accounting.delta_bounds(step, steps, epsilon, self.steps)

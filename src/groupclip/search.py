@@ -1,0 +1,113 @@
+"""What choosing the best of several runs costs, and how many runs to make so that it costs little.
+
+Publishing the best of K runs, by any score, spends more than one run (Papernot and Steinke, "Hyperparameter tuning with
+Renyi differential privacy", ICLR 2022). If K is DRAWN from one of the laws below, kept secret together with the other runs
+and their scores, and settings are drawn independently for every run, the price is that of two to three runs, however
+many are made on average (theorem 2 for the negative binomial laws, theorem 6 for Poisson). A fixed number of runs has no
+such bound: it costs what their composition costs.
+"""
+
+import math
+import secrets
+
+from groupclip import accounting
+from groupclip.arguments import number
+from groupclip.mechanism import Mechanism, PrivacySpent
+
+#: name -> shape of the truncated negative binomial; infinite: Poisson
+LAWS = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}
+
+
+def search_cost(
+    mechanism: Mechanism, *, delta: float, mean_runs: float, law: str | float = "geometric"
+) -> PrivacySpent:
+    """Epsilon of releasing the best of a random number of runs of ``mechanism``, all their steps, by RDP.
+
+    Args:
+        mechanism: of each run; they may differ in anything that isn't a fact of the mechanism (learning rate, model,
+            clip function), and what they are must be drawn without looking at the data or at other runs.
+        mean_runs: the mean of the number of runs, >= 1.
+        law: "logarithmic", "geometric" or "poisson", or the shape > 0 of a truncated negative binomial. Smaller shapes cost
+            less and vary more. Draw the number with :func:`draw_runs`.
+
+    Raises:
+        ValueError: a wrong law or mean, or a mechanism without an RDP bound, on which the theorems rest.
+    """
+    shape, mean_runs = _law(law), _mean(mean_runs)
+    single = mechanism.spent(delta=delta)
+    if single.rdp is None:
+        raise ValueError(
+            f"the cost of a search needs the RDP of a run, and sampling={mechanism.sampling!r} with adjacency="
+            f"{mechanism.adjacency!r} has none; use add-or-remove-one or zero-out with Poisson sampling"
+        )
+    epsilon = accounting.search_epsilon(mechanism.step, mechanism.steps, single.delta, mean_runs, shape)
+    if epsilon is None:
+        raise ValueError("no finite bound for this search: the runs have too little noise")
+    return PrivacySpent(
+        epsilon=epsilon,
+        delta=single.delta,
+        steps=mechanism.steps,
+        accountant="RDP",
+        rdp=epsilon,
+        note=f"the best of a random number of runs ({law}, {mean_runs:g} on average); one run spends {single.epsilon:.4g}",
+    )
+
+
+def draw_runs(mean_runs: float, law: str | float = "geometric") -> int:
+    """How many runs to make, from the operating system's randomness. Keep it secret; Poisson may give 0.
+
+    By inversion: P(K = k) is proportional to (1 - gamma)^k prod_{l<k} (l + shape) / (l + 1) for k >= 1.
+    """
+    return _inverted(secrets.SystemRandom().random(), _mean(mean_runs), _law(law))
+
+
+def _inverted(uniform: float, mean: float, shape: float) -> int:
+    """The smallest k with P(K <= k) > uniform."""
+    if mean == 1 and shape < math.inf:
+        return 1
+    gamma = 0.0 if shape == math.inf else _gamma(mean, shape)
+    if shape == math.inf:
+        k, mass = 0, math.exp(-mean)
+    else:
+        scale = -math.log(gamma) if shape == 0 else (gamma**-shape - 1) / shape
+        k, mass = 1, (1 - gamma) / scale
+    left = uniform - mass
+    while left >= 0 and k < 1000 * mean + 1000:
+        mass *= mean / (k + 1) if shape == math.inf else (1 - gamma) * (k + shape) / (k + 1)
+        k, left = k + 1, left - mass
+    return k
+
+
+def _gamma(mean: float, shape: float) -> float:
+    """gamma of the truncated negative binomial with this mean, by bisection (Papernot and Steinke, definition 1)."""
+
+    def mean_at(gamma: float) -> float:
+        if shape == 0:
+            return (1 / gamma - 1) / -math.log(gamma)
+        return shape * (1 / gamma - 1) / (1 - gamma**shape)
+
+    low, high = 0.0, 1.0
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if mean_at(middle) > mean else (low, middle)
+    return high
+
+
+def _law(law: str | float) -> float:
+    if isinstance(law, str):
+        if law not in LAWS:
+            raise ValueError(
+                f"law={law!r} is unknown; use one of {', '.join(LAWS)}, or the shape of a negative binomial"
+            )
+        return LAWS[law]
+    shape = number("law", law)
+    if shape <= 0:
+        raise ValueError(f"law={law!r}: the shape of a truncated negative binomial must be > 0")
+    return shape
+
+
+def _mean(mean_runs: float) -> float:
+    mean = number("mean_runs", mean_runs)
+    if not 1 <= mean <= 1e6:
+        raise ValueError(f"mean_runs={mean_runs!r} must be in [1, 1e6]")
+    return mean

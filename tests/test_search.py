@@ -1,0 +1,90 @@
+"""The cost of choosing the best run, against dp-accounting's event, against the formulas, and against what can't be less."""
+
+import math
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting import rdp
+
+from groupclip.mechanism import Mechanism
+from groupclip.search import _inverted, draw_runs, search_cost
+
+PLAN = Mechanism(dataset_size=50_000, expected_batch_size=500, steps=1_000, noise_multiplier=1.0)
+
+
+def by_the_event(mean: float, shape: float, delta: float = 1e-5) -> float:
+    step = dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(1.0))
+    event = dp_accounting.dp_event.RepeatAndSelectDpEvent(dp_accounting.SelfComposedDpEvent(step, 1_000), mean, shape)
+    return rdp.RdpAccountant().compose(event).get_epsilon(delta)
+
+
+@pytest.mark.parametrize(
+    ("law", "shape"), [("logarithmic", 0.0), ("geometric", 1.0), (0.5, 0.5), ("poisson", math.inf)]
+)
+@pytest.mark.parametrize("mean", [1.0, 3.0, 10.0, 300.0])
+def test_the_cost_is_that_of_the_event(law, shape, mean):
+    assert search_cost(PLAN, delta=1e-5, mean_runs=mean, law=law).epsilon == pytest.approx(
+        by_the_event(mean, shape), rel=1e-6
+    )
+
+
+def test_published_formula_by_hand():
+    """Theorem 2 with shape 1 (geometric, gamma = 1 / mean), evaluated here over the orders."""
+    accountant = rdp.RdpAccountant().compose(
+        dp_accounting.SelfComposedDpEvent(
+            dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(1.0)), 1_000
+        )
+    )
+    orders, divergences = accountant.orders, accountant.rdp
+    mean = 10.0
+    constant = 2 * min((1 - 1 / o) * r + math.log(mean) / o for o, r in zip(orders, divergences, strict=True))
+    best = min(
+        r + math.log(mean) / (o - 1) + constant + math.log1p(-1 / o) - math.log(1e-5 * o) / (o - 1)
+        for o, r in zip(orders, divergences, strict=True)
+        if o > 1.01
+    )
+    assert search_cost(PLAN, delta=1e-5, mean_runs=10).epsilon == pytest.approx(best, rel=1e-6)
+
+
+def test_more_runs_cost_more_and_the_best_of_some_more_than_one():
+    for law in ("logarithmic", "geometric", "poisson"):
+        costs = [search_cost(PLAN, delta=1e-5, mean_runs=mean, law=law).epsilon for mean in (1, 2, 5, 20, 100)]
+        assert costs == sorted(costs) and costs[0] >= PLAN.spent(delta=1e-5).rdp * (1 - 1e-9)
+        # and far less than composing the runs would
+        assert costs[-1] < 100 * PLAN.epsilon(delta=1e-5) / 10
+
+
+def test_what_can_not_be_computed_is_refused():
+    replace = Mechanism(
+        dataset_size=50_000, expected_batch_size=500, steps=10, noise_multiplier=1.0, adjacency="replace-one"
+    )
+    with pytest.raises(
+        ValueError, match=r"needs the RDP of a run, and sampling='poisson' with adjacency='replace-one' has none"
+    ):
+        search_cost(replace, delta=1e-5, mean_runs=3)
+    for arguments, message in [
+        ({"mean_runs": 0.5}, r"mean_runs=0\.5 must be in \[1, 1e6\]"),
+        ({"mean_runs": 3, "law": "fixed"}, "law='fixed' is unknown; use one of logarithmic, geometric, poisson"),
+        ({"mean_runs": 3, "law": -1}, "law=-1: the shape of a truncated negative binomial must be > 0"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            search_cost(PLAN, delta=1e-5, **arguments)
+
+
+@pytest.mark.parametrize(("shape", "mean"), [(0.0, 10.0), (1.0, 10.0), (0.5, 4.0), (math.inf, 6.0), (1.0, 1.0)])
+def test_the_number_of_runs_has_the_law(shape, mean):
+    """By inversion on an even grid of uniforms: the mean, and for the geometric law every probability."""
+    uniforms = (np.arange(40_000) + 0.5) / 40_000
+    runs = np.array([_inverted(uniform, mean, shape) for uniform in uniforms.tolist()])
+    assert runs.mean() == pytest.approx(mean, rel=0.005)
+    assert runs.min() == (0 if shape == math.inf else 1)
+    if shape == 1.0 and mean > 1:
+        for k in range(1, 20):
+            assert (runs == k).mean() == pytest.approx(0.1 * 0.9 ** (k - 1), abs=1e-4)
+    # the twin: a fixed number of runs with that mean has another law
+    assert mean == 1 or runs.std() > 0.5
+
+
+def test_runs_are_drawn_afresh():
+    assert len({draw_runs(1_000.0) for _ in range(20)}) > 1  # all equal: below 1e-50
