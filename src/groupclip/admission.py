@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.optim import Optimizer
 
-from .errors import CoverageError, GroupClipError, PrivacyViolation
+from .errors import CoverageError, GroupClipError, PrivacyViolation, UnsupportedOperation
 from .guard import holds_something
 from .mechanism import Mechanism
 from .private import PrivateParameter
@@ -173,6 +173,24 @@ def check_loss_scale(scale: float, dtype: torch.dtype) -> None:
         raise ValueError(
             f"loss_scale={scale:g} must be positive and at most {torch.finfo(dtype).max:g}, the largest number of {dtype} losses; "
             "use a smaller one, or cast the losses to float32"
+        )
+
+
+def check_caller(module: nn.Module) -> None:
+    """Refuse calls of the attached model in which its parameters, or its samples, are hidden in other tensors.
+
+    Raises:
+        UnsupportedOperation: a replica of nn.DataParallel, or a transform of torch.func around the model.
+    """
+    if getattr(module, "_is_replica", False):  # torch's own mark
+        raise UnsupportedOperation(
+            "the model runs as a replica of nn.DataParallel, whose parameters are copies: use one device, or "
+            "torch.nn.parallel.DistributedDataParallel"
+        )
+    if torch._C._functorch.peek_interpreter_stack() is not None:  # pyright: ignore[reportAttributeAccessIssue]
+        raise UnsupportedOperation(
+            "the model is called inside a transform of torch.func (vmap, grad, jacrev ..), which hides samples and parameters: "
+            "call it on the whole batch and give engine.backward the losses, or do this under torch.no_grad()"
         )
 
 

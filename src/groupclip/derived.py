@@ -31,10 +31,10 @@ class Root:
     leaf: Tensor
 
     def require_open(self) -> None:
-        if self.gate.closed:
+        if self.gate.token is None:  # closed, or dropped with a pass that was thrown away
             raise UnsupportedOperation(
                 f"a tensor computed from {self.slot.name} in an earlier pass is used again after its backward; "
-                "compute it anew in every forward pass instead of keeping it on the model"
+                "compute it anew in every forward pass instead of keeping it on the model (or in parametrize.cached())"
             )
 
 

@@ -17,10 +17,12 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from . import rules as rules  # registers every rule
 from .admission import (
     check_arguments,
+    check_caller,
     check_coverage,
     check_loss_scale,
     check_losses,
@@ -38,7 +40,7 @@ from .mechanism import Mechanism
 from .noise import NoiseSource, SecureNoise
 from .partition import Partition, check_covers, partition
 from .private import Call, PrivateParameter, PrivateTensor
-from .step import PrivateStep
+from .step import Bystanders, PrivateStep
 from .tape import LossReduction, Tape
 from .thresholds import Thresholds, group_thresholds, sensitivity
 from .uncompiled import keep_uncompiled
@@ -144,6 +146,8 @@ class Engine:
         keepers = [m for m in model.modules() if isinstance(m, (_BatchNorm, _InstanceNorm))]
         handles += [m.register_forward_pre_hook(refuse_batch_statistics) for m in keepers]
         if optimizer is not None:
+            if self.mechanism is not None:
+                handles.append(register_optimizer_step_pre_hook(Bystanders(self._slots, optimizer)))
             handles.append(optimizer.register_step_pre_hook(self._step.before))
             handles.append(optimizer.register_step_post_hook(self._step.after))
         return handles
@@ -231,14 +235,18 @@ class Engine:
         Args:
             inputs: tensors, or containers of them; dimension 0 of the first is the sample.
         """
+        recording = torch.is_grad_enabled()
         self._show_private()
-        if torch.is_grad_enabled():
+        if recording:
+            check_caller(self.model)
             check_coverage(self.model)
-        self._tape.begin_forward(inputs)
+            self._tape.enter()
         try:
+            self._tape.begin_forward(inputs)
             yield
         finally:
-            self._tape.end_forward()
+            if recording:
+                self._tape.leave()
 
     # ------------------------------------------------------------------ privacy
 

@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.utils.hooks import RemovableHandle
 
 from .clipping import bounded_factors
-from .errors import CoverageError, GroupClipError, PrivacyViolation
-from .guard import Left, at_the_very_end, place_first, place_last, several_processes
+from .errors import GroupClipError, PrivacyViolation
+from .guard import Slot
 from .norms import accumulation_dtype
 from .persample.base import PerSample
 from .persample.combine import combine
@@ -31,64 +30,6 @@ from .tape import Tape, in_backward
 #: Autograd runs ready nodes by descending sequence number. A gate must go before everything below it, or the group
 #: would keep its memory to the end of the pass.
 _FIRST = 2**63
-
-
-@dataclass(eq=False)
-class Slot:
-    """One private parameter: its name, its group, and the gradient that the gate has just handed to autograd."""
-
-    name: str
-    param: nn.Parameter
-    group: Group
-    method: str
-    delivered: Tensor | None = None
-    left: Left | None = None  # what the engine left in p.grad
-    _handles: tuple[RemovableHandle, ...] = ()
-
-    def hook(self) -> tuple[RemovableHandle, ...]:
-        """See every gradient that comes to the parameter. The handles take the hooks off."""
-        landed = weakref.WeakMethod(self.landed)  # the garbage collector doesn't see through hooks of this kind
-
-        def after(param: Tensor) -> None:
-            call = landed()
-            if call is not None:
-                call(param)
-
-        self._handles = (
-            self.param.register_hook(self.witness),
-            self.param.register_post_accumulate_grad_hook(after),
-        )
-        return self._handles
-
-    def deliver(self, total: Tensor) -> Tensor:
-        """The gate's clipped sum, on its way to the parameter. Other hooks, whenever they came, run between ours."""
-        self.delivered = total
-        if self._handles:
-            witness, landed = self._handles
-            with torch._C.DisableTorchFunctionSubclass():
-                place_last(self.param._backward_hooks, witness.id)  # pyright: ignore[reportArgumentType]
-                place_first(self.param._post_accumulate_grad_hooks, landed.id)  # pyright: ignore[reportAttributeAccessIssue]
-        return total
-
-    def landed(self, param: Tensor) -> None:
-        """Hook on the parameter, after its gradient was accumulated: note it."""
-        self.note(param)
-        if several_processes():
-            at_the_very_end(lambda: self.note(param))
-
-    def note(self, param: Tensor) -> None:
-        with torch._C.DisableTorchFunctionSubclass():
-            self.left = Left.of(param.grad)
-
-    def witness(self, grad: Tensor) -> None:
-        """Hook on the parameter: nothing but the gate's clipped sum may become its gradient."""
-        delivered, self.delivered = self.delivered, None
-        if grad is not delivered:
-            raise CoverageError(
-                f"a gradient reached parameter {self.name!r} that was not clipped: the parameter is used by an operation "
-                "that groupclip can't see (a custom autograd.Function or compiled code called with it). "
-                "Use ordinary torch operations on the parameter, or freeze it with requires_grad_(False) before attaching"
-            )
 
 
 @dataclass(eq=False)

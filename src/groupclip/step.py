@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,6 +17,7 @@ from .gate import Slot
 from .guard import Left, called_by_scaler, holds_something, several_processes
 from .ledger import Ledger
 from .noise import NoiseSource
+from .private import PrivateParameter
 from .sampling import claim
 
 
@@ -162,6 +164,33 @@ class PrivateStep:
         for slot, grad in self._gradients():
             slot.left = Left.of(grad, released=True)
         self._show_private()
+
+
+class Bystanders:
+    """Hook before the step of any optimizer: one that isn't the engine's must not move private parameters.
+
+    Args:
+        slots: the private parameters.
+        optimizer: the engine's. While it steps, parameters are shown as plain ones, so optimizers inside it are free to step.
+    """
+
+    def __init__(self, slots: list[Slot], optimizer: Optimizer) -> None:
+        self._slots, self._optimizer = (
+            weakref.WeakSet(slots),
+            weakref.ref(optimizer),
+        )  # the hook outlives an engine dropped
+
+    def __call__(self, optimizer: Optimizer, *_: Any) -> None:
+        if optimizer is self._optimizer():
+            return
+        with torch._C.DisableTorchFunctionSubclass():
+            for param in (p for group in optimizer.param_groups for p in group["params"]):
+                slot = param._slot if isinstance(param, PrivateParameter) else None
+                if slot is not None and slot in self._slots and param.grad is not None:
+                    raise PrivacyViolation(
+                        f"an optimizer that wasn't attached ({type(optimizer).__name__}) is about to move parameter "
+                        f"{slot.name!r} without noise: attach the optimizer that steps, or detach the engine first"
+                    )
 
 
 def _some(names: list[str]) -> str:

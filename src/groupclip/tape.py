@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -59,6 +60,26 @@ class Tape:
     ended: set[str] = field(default_factory=set)
     observer: Observer | None = None
     _inside: bool = False
+    _thread: threading.Thread | None = None  # the one in a forward pass
+    _lock: Any = field(default_factory=threading.Lock)
+
+    def enter(self) -> None:
+        """Begin a forward pass that records gradients: the only one, as its batch is that of every use until its end.
+
+        Raises:
+            PrivacyViolation: another thread is in one.
+        """
+        self._require_alone()
+        with self._lock:
+            self._require_alone()
+            self._thread = threading.current_thread()
+
+    def _require_alone(self) -> None:
+        if self._thread not in (None, threading.current_thread()) and self._thread.is_alive():
+            raise PrivacyViolation(
+                f"thread {self._thread.name!r} is in a forward pass of this model, and passes at the same time can't be told "
+                "apart; let them take turns, give each thread a model and an engine of its own, or evaluate under torch.no_grad()"
+            )
 
     def begin_forward(self, inputs: Any) -> None:
         """Read the batch off the model's inputs: dimension 0 of the first tensor. Only where gradients are recorded."""
@@ -75,6 +96,12 @@ class Tape:
 
     def end_forward(self) -> None:
         self._inside = False
+
+    def leave(self) -> None:
+        """The end of a forward pass, whichever it was: one without gradients, in another thread, ends nothing."""
+        if self._thread is threading.current_thread():
+            self._thread = None
+            self.end_forward()
 
     @property
     def knows_batch(self) -> bool:
@@ -100,6 +127,7 @@ class Tape:
     @contextmanager
     def permit(self, batch: int, loss_scale: float) -> Iterator[None]:
         """Allow gates to clip: the gradient under way is that of the SUM of ``batch`` per-sample losses, times ``loss_scale``."""
+        self._require_alone()
         self.permitted, self.loss_scale, self.ended = batch, loss_scale, set()
         try:
             yield

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .admission import check_coverage
+from .admission import check_caller, check_coverage
 from .batch import tensors_in
 from .gate import Group
 from .layout import learn
@@ -34,18 +34,20 @@ class Forward:
         self._lessons = 0
         self._shapes: set[tuple[torch.Size, ...]] = set()  # of the inputs that lessons were given on
 
-    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._show_private()  # also after a step that failed half-way
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and not in_backward():
+            check_caller(module)
             check_coverage(self._model)
+            self._tape.enter()
             shape = tuple(t.shape[1:] for t in tensors_in((args, kwargs)))
             unseen = self._tape.layouts.folded and shape not in self._shapes
-            if (unseen or not self._tape.layouts.complete) and not in_backward() and self._lessons < _LESSONS:
+            if (unseen or not self._tape.layouts.complete) and self._lessons < _LESSONS:
                 self._learn(args, kwargs, shape)
         self._tape.begin_forward((args, kwargs))
 
     def end(self) -> None:
-        self._tape.end_forward()
+        self._tape.leave()
 
     def _learn(self, args: tuple[Any, ...], kwargs: dict[str, Any], shape: tuple[torch.Size, ...]) -> None:
         """See :mod:`groupclip.layout`. Nothing of these passes is left: gates, inputs and batch are as before."""
@@ -80,10 +82,10 @@ class Watch:
     def __init__(self, forward: Forward | None) -> None:
         self._forward = None if forward is None else weakref.ref(forward)
 
-    def before(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         forward = self._forward() if self._forward is not None else None
         if forward is not None:
-            forward.begin(args, kwargs)
+            forward.begin(module, args, kwargs)
 
     def after(self, *_: Any) -> None:
         forward = self._forward() if self._forward is not None else None
