@@ -92,13 +92,24 @@ def clipped_sum(
 
     A group gradient that isn't finite adds exactly zero to its group.
     """
+    shapes = {name: p.shape for name, p in model.named_parameters() if p.requires_grad}
+    return clipped(per_sample_gradients(model, losses, batch), shapes, groups, clip, thresholds)
+
+
+def clipped(
+    samples: Sequence[Mapping[str, Tensor]],
+    shapes: Mapping[str, torch.Size],
+    groups: Mapping[str, Sequence[str]],
+    clip: str = "automatic",
+    thresholds: Mapping[str, float] | None = None,
+) -> Reference:
+    """The same, from the gradients of each sample and the shapes of the trainable parameters."""
     if thresholds is None:
         thresholds = dict.fromkeys(groups, 1 / math.sqrt(len(groups)))
-    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    assert sorted(trainable) == sorted(name for names in groups.values() for name in names)
-    sums = {name: torch.zeros(p.shape, dtype=torch.float64) for name, p in trainable.items()}
+    assert sorted(shapes) == sorted(name for names in groups.values() for name in names)
+    sums = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
     norms: dict[str, list[float]] = {group: [] for group in groups}
-    for gradients in per_sample_gradients(model, losses, batch):
+    for gradients in samples:
         for group, names in groups.items():
             norm = math.sqrt(sum(gradients[name].square().sum().item() for name in names))
             norms[group].append(norm)

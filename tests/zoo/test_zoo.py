@@ -1,0 +1,81 @@
+"""Every family that people fine-tune, and models that are easy to get wrong: equal to the loop over single samples."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+
+import pathological
+import pytest
+import torch
+from judge import TOLERANCE, judge
+from reasons import why_no_blocks, why_without_rule
+
+import groupclip as gc
+from models import Entry
+
+pytest.importorskip("transformers")
+with warnings.catch_warnings():
+    # Theirs, at import: torch.jit.script, which DeBERTa decorates functions with, is deprecated.
+    warnings.filterwarnings("ignore", category=DeprecationWarning)
+    import families
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning"),  # peft asks transformers
+]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Operations of sixteen numbers get no faster with more, and much slower on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+ENTRIES: dict[str, Entry] = families.ENTRIES | pathological.ENTRIES
+ALL = list(ENTRIES)
+
+
+def must_be_exact(name: str, style: str, dtype: torch.dtype = torch.float64) -> None:
+    verdict = judge(ENTRIES[name], style, dtype)
+    assert verdict.worst <= TOLERANCE[dtype], f"{name}, {style}: off by {verdict.worst:.1e}"
+    why_without_rule(name, verdict.without_rule)  # raises where nobody has explained it
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_finest_and_coarsest_groups(name: str) -> None:
+    must_be_exact(name, "param-wise")
+    must_be_exact(name, "all-layer", torch.float32)
+
+
+@pytest.mark.parametrize("style", ["all-layer", "block-wise", "layer-wise"])
+@pytest.mark.parametrize("name", ALL)
+def test_other_styles(name: str, style: str) -> None:
+    try:
+        gc.partition(ENTRIES[name].model(), style)
+    except ValueError as refusal:
+        assert style == "block-wise" and "found no repeated blocks" in str(refusal)
+        assert why_no_blocks(name)
+    else:
+        must_be_exact(name, style)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_the_attention_asked_for_is_the_one_that_runs(attention: str) -> None:
+    config = ENTRIES[f"BERT ({attention})"].model().config
+    assert config._attn_implementation == attention  # pyright: ignore
+
+
+def test_a_sample_that_takes_another_ones_gradient_is_found() -> None:
+    """The twin: a model that mixes its samples must not pass."""
+
+    def mixing(model: torch.nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        losses = entry.losses(model, batch)
+        return losses + 0.01 * losses[:1]
+
+    entry = ENTRIES["Llama (sdpa)"]
+    verdict = judge(Entry("mixing", entry.build, entry.draw, mixing), "param-wise")
+    assert verdict.norms > 1e-4 and verdict.sums > 1e-4
