@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from . import rules as rules  # registers every rule
+from .adaptive import Adaptive
 from .admission import (
     check_arguments,
     check_caller,
@@ -35,6 +36,7 @@ from .admission import (
 from .clipping import ClipFunction, clip_function
 from .errors import CoverageError, GroupClipError, PrivacyViolation
 from .gate import Group, Slot
+from .groupnoise import GroupNoise
 from .ledger import Ledger
 from .mechanism import Mechanism
 from .noise import NoiseSource, SecureNoise
@@ -42,7 +44,7 @@ from .partition import Partition, check_covers, partition
 from .private import Call, PrivateParameter, PrivateTensor
 from .step import Bystanders, PrivateStep
 from .tape import LossReduction, Tape
-from .thresholds import Thresholds, group_thresholds, sensitivity
+from .thresholds import Thresholds
 from .uncompiled import keep_uncompiled
 from .watch import Forward, Watch
 
@@ -57,7 +59,8 @@ def attach(
     mechanism: Mechanism | None,
     *,
     clip: str | ClipFunction = "automatic",
-    thresholds: Thresholds = 1.0,
+    thresholds: Thresholds | Adaptive = 1.0,
+    allocation: str | Mapping[str, float] = "equal",
     loss_reduction: LossReduction = "none",
     noise: NoiseSource | None = None,
 ) -> Engine:
@@ -69,7 +72,10 @@ def attach(
         groups: a :class:`Partition`, or a style for :func:`groupclip.partition`.
         mechanism: the plan of the run, calibrated. None clips without noise and without accounting: not private.
         clip: the clip function; see :mod:`groupclip.clipping`.
-        thresholds: R (then ``R_m = R / sqrt(M)``), M numbers, or a mapping from group to R_m.
+        thresholds: R (then ``R_m = R / sqrt(M)``), M numbers, or a mapping from group to R_m; or
+            :class:`groupclip.adaptive.Adaptive`, which follows a quantile of the norms and pays for it out of the same plan.
+        allocation: how the noise is shared among the groups: "equal" (the paper's), "threshold", "dimension", or a standard
+            deviation by group; see :func:`groupclip.allocation.noise_stds`. Each amounts to the plan's noise multiplier.
         loss_reduction: ``none`` (default): gradients come from ``engine.backward(losses)`` alone. ``mean`` or ``sum``: the
             user's own ``loss.backward()`` is allowed, and the loss is that reduction over the samples of the batch.
         noise: the source of noise; a new :class:`SecureNoise` by default.
@@ -84,7 +90,7 @@ def attach(
         PrivacyViolation: the model normalises over the batch (BatchNorm in training mode).
         ValueError, TypeError: arguments that don't fit; nothing is changed then.
     """
-    return Engine(model, optimizer, groups, mechanism, clip, thresholds, loss_reduction, noise)
+    return Engine(model, optimizer, groups, mechanism, clip, thresholds, allocation, loss_reduction, noise)
 
 
 #: What clipping, noise and the statement were made from when the engine was attached.
@@ -104,24 +110,27 @@ class Engine:
 
     def __init__(
         self, model: nn.Module, optimizer: Optimizer | None, groups: Partition | str | Mapping[str, str] | Callable[[str], str],
-        mechanism: Mechanism | None, clip: str | ClipFunction, thresholds: Thresholds, loss_reduction: LossReduction,
-        noise: NoiseSource | None,
+        mechanism: Mechanism | None, clip: str | ClipFunction, thresholds: Thresholds | Adaptive,
+        allocation: str | Mapping[str, float], loss_reduction: LossReduction, noise: NoiseSource | None,
     ) -> None:  # fmt: skip
         self.model, self.optimizer, self.mechanism = model, optimizer, mechanism
         self.partition = groups if isinstance(groups, Partition) else partition(model, groups)
         check_covers(self.partition, model)
         self.clip = clip_function(clip)
-        # read-only: noise and clipping must not be told different thresholds
-        self.thresholds: Mapping[str, float] = MappingProxyType(group_thresholds(thresholds, self.partition.names))
         check_arguments(loss_reduction, mechanism, optimizer)
-        check_modules(model)
+        self.noise: NoiseSource = SecureNoise() if noise is None else noise
         named = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        sizes = {name: sum(named[n].numel() for n in self.partition[name]) for name in self.partition.names}
+        sigma = 0.0 if mechanism is None else noise_multiplier(mechanism)
+        self._amounts = GroupNoise(thresholds, allocation, sizes, sigma, self.noise)
+        # read-only: noise and clipping must not be told different thresholds
+        self.thresholds: Mapping[str, float] = MappingProxyType(self._amounts.thresholds)
+        check_modules(model)
         check_parameters(named)
         if optimizer is not None:
             check_optimizer(optimizer, named)
 
         keep_uncompiled()
-        self.noise: NoiseSource = SecureNoise() if noise is None else noise
         self.ledger = None if mechanism is None else Ledger(mechanism)
         self._unsafe: set[str] = set()
         self._norms: dict[str, Tensor] = {}
@@ -129,7 +138,7 @@ class Engine:
         self._groups = self._open_groups(named)
         self._slots = [slot for group in self._groups for slot in group.slots]
         self._step = PrivateStep(
-            self._slots, self.ledger, self.noise, self.noise_std, self._show_plain, self._show_private
+            self._slots, self.ledger, self.noise, self._amounts, self._show_plain, self._show_private
         )
         self._forward = Forward(model, self._tape, self._groups, self._show_private)
         self._handles = self._hook(model, optimizer)
@@ -155,6 +164,7 @@ class Engine:
     def _clipped(self, group: str, norms: Tensor) -> None:
         self._norms[group] = norms
         self._step.saw(group, len(norms))
+        self._amounts.saw(group, norms)
 
     def _open_groups(self, named: Mapping[str, nn.Parameter]) -> list[Group]:
         groups = []
@@ -252,10 +262,20 @@ class Engine:
 
     @property
     def noise_std(self) -> float:
-        """Standard deviation of the noise on every coordinate of the summed gradient: ``sigma ||(R_1..R_M)||``."""
-        if self.mechanism is None:
-            return 0.0
-        return noise_multiplier(self.mechanism) * sensitivity(self.thresholds)
+        """Standard deviation of the noise on every coordinate of the summed gradient: ``sigma ||(R_1..R_M)||``.
+
+        Raises:
+            ValueError: it isn't the same in every group; see :attr:`noise_stds`.
+        """
+        stds = set(self.noise_stds.values())
+        if len(stds) > 1:
+            raise ValueError("the groups have different noise: ask for engine.noise_stds, which gives it by group")
+        return stds.pop()
+
+    @property
+    def noise_stds(self) -> dict[str, float]:
+        """Standard deviation of the noise on every coordinate of each group's summed gradient, in the next step."""
+        return self._amounts.stds
 
     def epsilon(self, *, delta: float) -> float:
         """Epsilon spent so far at this delta.
@@ -276,8 +296,9 @@ class Engine:
 
         ledger = self._require_ledger()
         return PrivacyRecord.of(
-            ledger, delta=delta, partition=self.partition, thresholds=self.thresholds, noise_std=self.noise_std,
+            ledger, delta=delta, partition=self.partition, thresholds=self.thresholds, noise_std=self.noise_stds,
             clip=self.clip.name, secure_noise=self.noise.secure, unsafe=sorted(self._unsafe),
+            other_releases=self._amounts.other_releases, rounding=self._amounts.rounding,
         )  # fmt: skip
 
     def statement(self, *, delta: float) -> str:
@@ -313,7 +334,7 @@ class Engine:
             PrivacyViolation: the state is of another plan, partition, clip function, or other thresholds.
         """
         for name, mine in (
-            ("thresholds", dict(self.thresholds)),
+            ("thresholds", state["thresholds"] if self._amounts.moves else dict(self.thresholds)),
             ("partition", self.partition.to_json()),
             ("clip", repr(self.clip)),
         ):
@@ -327,6 +348,9 @@ class Engine:
             )
         if self.ledger is not None:
             self.ledger.load_state_dict(state["ledger"])
+        self._amounts.load(state["thresholds"])
+        for group in self._groups:
+            group.threshold = self.thresholds[group.name]
         self._unsafe |= set(state["unsafe"])
 
     def detach(self) -> None:

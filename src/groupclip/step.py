@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from .admission import check_optimizer
 from .errors import GroupClipError, PrivacyViolation
 from .gate import Slot
+from .groupnoise import GroupNoise
 from .guard import Left, called_by_scaler, holds_something, several_processes
 from .ledger import Ledger
 from .noise import NoiseSource
@@ -28,16 +29,16 @@ class PrivateStep:
         slots: the private parameters.
         ledger: of the run; None for clipping alone (no noise, no accounting).
         noise: its source.
-        std: standard deviation of the noise on every coordinate of the sum.
+        amounts: of the noise, by group; and the thresholds, which may move after a step.
         plain: called when the gradients are private; shows the optimizer plain parameters.
         private: called after the step; undoes ``plain``.
     """
 
     def __init__(
-        self, slots: list[Slot], ledger: Ledger | None, noise: NoiseSource, std: float,
+        self, slots: list[Slot], ledger: Ledger | None, noise: NoiseSource, amounts: GroupNoise,
         plain: Callable[[], None], private: Callable[[], None],
     ) -> None:  # fmt: skip
-        self._slots, self._ledger, self._noise, self._std = slots, ledger, noise, std
+        self._slots, self._ledger, self._noise, self._amounts = slots, ledger, noise, amounts
         self._show_plain, self._show_private = plain, private
         self._seen: Counter[str] = Counter()  # group -> samples since the last step: secret
         self._broken = False
@@ -55,6 +56,7 @@ class PrivateStep:
         for slot in self._slots:
             slot.param.grad = slot.left = None
         self._seen.clear()
+        self._amounts.discard()
         self._broken = False
 
     def check_accumulation(self) -> None:
@@ -149,15 +151,19 @@ class PrivateStep:
                 "a summed gradient isn't finite, though every sample was bounded: the sum is too large for its dtype. Call "
                 "engine.discard() to give up this logical batch, and use a smaller threshold or float32 parameters"
             )
+        stds = self._amounts.stds
         for slot in self._slots:
             if not slot.param.requires_grad:
                 slot.param.grad = None  # frozen since: it takes no part, and what came before has no noise
                 continue
             if slot.param.grad is None:  # unused in this step, or an empty batch: noise all the same
                 slot.param.grad = torch.zeros_like(slot.param.data)
-            self._noise.add_(slot.param.grad, self._std)
+            self._noise.add_(slot.param.grad, stds[slot.group.name])
             slot.param.grad.div_(expected_batch_size)
             slot.left = Left.of(slot.param.grad, released=True)
+        self._amounts.advance(expected_batch_size)
+        for slot in self._slots:
+            slot.group.threshold = self._amounts.thresholds[slot.group.name]
 
     def after(self, *_: Any) -> None:
         """Optimizer post-step hook."""
