@@ -12,7 +12,7 @@ from scipy import stats
 from torch.utils.data import TensorDataset
 
 import groupclip as gc
-from groupclip import draws
+from groupclip import draws, sampling
 from groupclip.draws import draw, drawn, subset
 from groupclip.mechanism import Mechanism
 from groupclip.reading import Padded
@@ -126,7 +126,8 @@ def test_padded_batches_have_one_shape():
         assert rows[weights == 1].tolist() == real and weights.sum() == len(real)
 
 
-def test_filling_adds_nothing_and_the_step_is_counted():
+def test_filling_adds_nothing_and_the_step_is_counted(monkeypatch):
+    monkeypatch.setattr(sampling, "new_key", lambda: KEY)
     plan = Mechanism(
         dataset_size=SIZE, expected_batch_size=6, steps=2, sampling="truncated-poisson", adjacency="zero-out", noise_multiplier=1.0
     )  # fmt: skip
@@ -137,7 +138,7 @@ def test_filling_adds_nothing_and_the_step_is_counted():
     for padded in (False, True):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         engine = gc.attach(model, optimizer, "all-layer", plan)
-        batch = next(iter(logical_batches(data, plan, 5, key=KEY, padded=padded)))
+        batch = next(iter(logical_batches(data, plan, 5, padded=padded)))
         for part in batch:
             (x, y), weights = part if padded else (part, 1.0)
             engine.backward(torch.nn.functional.cross_entropy(model(x), y, reduction="none") * weights)

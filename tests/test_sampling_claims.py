@@ -6,6 +6,7 @@ import weakref
 
 import pytest
 
+from groupclip import sampling
 from groupclip.draws import draw
 from groupclip.mechanism import Mechanism
 from groupclip.sampling import claim, poisson_batches
@@ -14,8 +15,20 @@ KEY = bytes(range(32))
 PLAN = Mechanism(dataset_size=200, expected_batch_size=20, steps=8)
 
 
-def sampled(mechanism=PLAN, key=KEY, microbatch=7):
-    return iter(poisson_batches(list(range(mechanism.dataset_size)), mechanism, microbatch, key=key))
+@pytest.fixture(autouse=True)
+def fixed_keys(monkeypatch):
+    """What the operating system gives is the same every time; batches under a caller's key aren't claimed."""
+    monkeypatch.setattr(sampling, "new_key", lambda: KEY)
+
+
+def sampled(mechanism=PLAN, microbatch=7):
+    return iter(poisson_batches(list(range(mechanism.dataset_size)), mechanism, microbatch))
+
+
+def test_batches_under_a_key_that_was_given_are_not_groupclips():
+    """Who gave the key may know it, and then the batches are no secret."""
+    for logical_batch in poisson_batches(list(range(200)), PLAN, key=KEY):
+        assert not claim(PLAN, 1, sum(len(batch) for batch in logical_batch))
 
 
 def test_a_step_on_a_whole_batch_is_groupclips_once():
@@ -93,7 +106,7 @@ def test_a_data_set_that_fails_hands_nothing_out():
     def collate(samples: list[int]) -> list[int]:
         raise OSError("unreadable")
 
-    run = iter(poisson_batches(list(range(200)), PLAN, 200, collate=collate, key=KEY))
+    run = iter(poisson_batches(list(range(200)), PLAN, 200, collate=collate))
     logical_batch = next(run)
     with pytest.raises(OSError, match="unreadable"):
         list(logical_batch)
@@ -112,7 +125,7 @@ def test_two_interleaved_runs():
 
 
 def test_two_interleaved_runs_of_equal_plans():
-    for one, two in zip(sampled(), sampled(key=bytes(32)), strict=True):
+    for one, two in zip(sampled(), sampled(microbatch=9), strict=True):
         seen_one, seen_two = (sum(len(batch) for batch in batches) for batches in (one, two))
         assert claim(PLAN, 2, seen_two)
         assert claim(PLAN, 1, seen_one)

@@ -59,7 +59,8 @@ def logical_batches(
             as hold the largest batch, so that neither shapes nor time tell its size. Needs a sampling with a largest batch.
         start: number of steps already released, when a run goes on (``engine.ledger.steps``).
         collate: list of samples -> micro-batch; ``torch.utils.data.default_collate`` by default.
-        key: 32 bytes, for tests only: with a known key the batches are known and nothing is private.
+        key: 32 bytes, for tests only: with a known key the batches are known. Steps on them are counted as those of a
+            user's own sampling, and the statement says that it can't vouch for it.
 
     Guarantee: the batches follow the law of ``mechanism.sampling``, independently over steps. Poisson:
         P(sample i in the batch of step t) = floor(q * 2^64) / 2^64, independently over all i and t.
@@ -107,7 +108,7 @@ class LogicalBatches:
     def __iter__(self) -> Iterator["LogicalBatch"]:
         # a new key for every pass: two passes under one key would draw the same batches
         key = new_key() if self._key is None else self._key
-        run = _Run(self.mechanism)
+        run = _Run(self.mechanism, secret=self._key is None)
         for step in range(self.start, self.mechanism.steps):
             pieces = self._reader.plan(drawn(self.mechanism, key=key, step=step), key=key, step=step)
             # the local name keeps the batch alive for claim() until the next one is drawn
@@ -156,10 +157,11 @@ class LogicalBatch:
 
 
 class _Run:
-    """One pass over the steps of one mechanism."""
+    """One pass over the steps of one mechanism. Secret: under a key that nobody was given."""
 
-    def __init__(self, mechanism: Mechanism) -> None:
+    def __init__(self, mechanism: Mechanism, *, secret: bool) -> None:
         self.mechanism = mechanism
+        self.secret = secret
         self.newest_begun = -1
 
 
@@ -170,13 +172,14 @@ def claim(mechanism: Mechanism, owner: int, samples: int) -> bool:
     """Was a step of ``owner`` (an engine's id) that saw ``samples`` samples taken on a groupclip logical
     batch?
 
-    True if a logical batch of this mechanism is in use, wholly handed out, of exactly ``samples`` samples,
+    True if a logical batch of this mechanism, under a secret key, is in use, wholly handed out, of exactly ``samples`` samples,
     and not yet claimed by ``owner``; it is claimed then. So a step on half a batch, on a batch plus other
     samples, or a second step on one batch counts as the user's own sampling.
     """
     batches = sorted(_live, key=lambda batch: batch.step)
     for batch in batches:
-        if batch._run.mechanism == mechanism and owner not in batch._claimed_by and batch._is_whole(samples):
+        ours = batch._run.secret and batch._run.mechanism == mechanism
+        if ours and owner not in batch._claimed_by and batch._is_whole(samples):
             batch._claimed_by.add(owner)
             return True
     return False
