@@ -371,11 +371,13 @@ class Engine:
             slot.param.grad = None
 
     def _show_private(self) -> None:
-        """Give the parameters the class by which their uses are seen."""
-        for slot in self._slots:
-            if type(slot.param) is not PrivateParameter or slot.param._slot is not slot:
-                slot.param.__class__ = PrivateParameter
-                slot.param._slot = slot  # pyright: ignore[reportAttributeAccessIssue]
+        """Give the parameters the class by which their uses are seen, wherever they lost it."""
+        with torch._C.DisableTorchFunctionSubclass():
+            for slot in self._slots:
+                if type(slot.param) is not PrivateParameter or slot.param._slot is not slot:
+                    slot.param.__class__ = PrivateParameter
+                    slot.param._slot = slot  # pyright: ignore[reportAttributeAccessIssue]
+                slot.keep_hooks()
 
     def _show_plain(self) -> None:
         """For the step: optimizers take their fused path for plain parameters only."""

@@ -11,7 +11,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -97,6 +97,7 @@ class Slot:
     delivered: Tensor | None = None
     left: Left | None = None  # what the engine left in p.grad
     _handles: tuple[RemovableHandle, ...] = ()
+    _hooked: int = 0  # the tensor inside the parameter that the hooks are on
 
     def hook(self) -> tuple[RemovableHandle, ...]:
         """See every gradient that comes to the parameter. The handles take the hooks off."""
@@ -111,7 +112,16 @@ class Slot:
             self.param.register_hook(self.witness),
             self.param.register_post_accumulate_grad_hook(after),
         )
+        self._hooked = self.param._cdata
         return self._handles
+
+    def keep_hooks(self) -> None:
+        """``torch.utils.swap_tensors`` puts another tensor into the parameter, and autograd doesn't know its hooks."""
+        param: Any = self.param
+        if param._cdata != self._hooked:
+            self._hooked = param._cdata
+            param._backward_hooks = param._backward_hooks  # setting them tells autograd
+            param._post_accumulate_grad_hooks = param._post_accumulate_grad_hooks
 
     def deliver(self, total: Tensor) -> Tensor:
         """The gate's clipped sum, on its way to the parameter. Other hooks, whenever they came, run between ours."""

@@ -1,0 +1,267 @@
+"""What happens to ``p.grad`` between the backward pass and the step: nothing that the engine doesn't know of."""
+
+from __future__ import annotations
+
+import gc as garbage
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import TensorWeakRef
+
+import groupclip as gc
+from check_attached import ENTRY, attached, numbers, plan, same
+from check_engine import gradients
+from groupclip.errors import CoverageError, GroupClipError, PrivacyViolation
+
+CHANGES: dict[str, Callable[[nn.Module], object]] = {
+    "clip_grad_norm_": lambda m: nn.utils.clip_grad_norm_(m.parameters(), 0.01),
+    "clip_grad_value_": lambda m: nn.utils.clip_grad_value_(m.parameters(), 0.01),
+    "scaled in place": lambda m: [p.grad.mul_(1000.0) for p in m.parameters()],  # type: ignore[union-attr]
+    "another tensor": lambda m: setattr(m.get_parameter("2.weight"), "grad", torch.ones(6, 7)),
+    "a plain backward pass": lambda m: setattr(m[0].bias, "grad", m[0].bias.grad + 1),  # type: ignore[index]
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_gradient_is_neither_stepped_nor_added_to(change: str) -> None:
+    model, optimizer, engine = attached()
+    engine.backward(ENTRY.losses(model, ENTRY.batch(4)))
+    CHANGES[change](model)
+    before = numbers(model)
+    for go_on in (optimizer.step, lambda: engine.backward(ENTRY.losses(model, ENTRY.batch(4)))):
+        with pytest.raises(
+            PrivacyViolation, match=r"isn't what the last backward pass left there.*engine\.discard\(\)"
+        ):
+            go_on()
+    assert same(model, before) and engine.ledger is not None and engine.ledger.steps == 0
+    engine.discard()
+    engine.backward(ENTRY.losses(model, ENTRY.batch(4)))
+    optimizer.step()
+    assert engine.ledger.steps == 1
+
+
+def test_without_a_mechanism_gradients_are_the_users() -> None:
+    """Clipping alone guarantees nothing: somebody else adds the noise."""
+    model = ENTRY.model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    engine = gc.attach(model, optimizer, "layer-wise", None)
+    engine.backward(ENTRY.losses(model, ENTRY.batch(4)))
+    CHANGES["scaled in place"](model)
+    engine.backward(ENTRY.losses(model, ENTRY.batch(4)))
+    optimizer.step()
+
+
+@pytest.mark.parametrize("set_to_none", [False, True])
+def test_zero_grad_gives_a_logical_batch_up(set_to_none: bool) -> None:
+    model, optimizer, engine = attached()
+    engine.backward(ENTRY.losses(model, ENTRY.batch(4)))
+    want = gradients(model)
+    engine.backward(ENTRY.losses(model, ENTRY.batch(4, seed=2)))
+    optimizer.zero_grad(set_to_none)
+    engine.backward(ENTRY.losses(model, ENTRY.batch(4)))
+    assert all(torch.equal(g, want[n]) for n, g in gradients(model).items())
+    optimizer.step()
+
+
+def test_zero_grad_frees_gradients_as_ever() -> None:
+    """What the engine notes of them doesn't keep them."""
+    model, optimizer, engine = attached()
+    engine.backward(ENTRY.losses(model, ENTRY.batch(4)))
+    optimizer.step()
+    held = [TensorWeakRef(p.grad) for p in model.parameters() if p.grad is not None]
+    optimizer.zero_grad()
+    garbage.collect()
+    assert len(held) == 5 and all(h() is None for h in held)
+
+
+def test_a_step_twice() -> None:
+    """The second would apply the private gradient of the first once more, as if it were a sum."""
+    model, optimizer, engine = attached()
+    engine.backward(ENTRY.losses(model, ENTRY.batch(4)))
+    optimizer.step()
+    before = numbers(model)
+    with pytest.raises(
+        GroupClipError, match=r"still holds the private gradient of the last step: call optimizer\.zero_grad"
+    ):
+        optimizer.step()
+    assert same(model, before) and engine.ledger is not None and engine.ledger.steps == 1
+    optimizer.zero_grad()
+    optimizer.step()  # an empty batch
+    assert engine.ledger.steps == 2
+
+
+def test_a_gradient_from_before_attach() -> None:
+    """It wasn't clipped, and the step would release it."""
+    model = ENTRY.model()
+    ENTRY.losses(model, ENTRY.batch(4)).sum().backward()
+    with pytest.raises(
+        PrivacyViolation, match=r"'0\.weight' holds a gradient from before, which wasn't clipped: clear it"
+    ):
+        attached(model)
+    model.zero_grad(set_to_none=False)  # zeros are nothing
+    attached(model)
+
+
+def test_a_frozen_parameter_with_a_gradient_in_the_optimizer() -> None:
+    """Optimizers apply whatever gradient they find, whether the parameter is frozen or not."""
+    model = ENTRY.model()
+    model[0].weight.requires_grad_(False)  # type: ignore[index]
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    model[0].weight.grad = torch.ones(7, 5)  # type: ignore[index]
+    with pytest.raises(CoverageError, match=r"1 frozen parameters with a gradient \(first shape \(7, 5\)\)"):
+        gc.attach(model, optimizer, "layer-wise", plan())
+    model[0].weight.grad = None  # type: ignore[index]
+    engine = gc.attach(model, optimizer, "layer-wise", plan())
+    engine.backward(ENTRY.losses(model, ENTRY.batch(4)))
+    model[0].weight.grad = torch.ones(7, 5)  # type: ignore[index]
+    before = numbers(model)
+    with pytest.raises(CoverageError, match="frozen parameters with a gradient"):
+        optimizer.step()
+    assert same(model, before)
+
+
+def test_frozen_between_backward_and_step() -> None:
+    """Its clipped sum has no noise: it is dropped, and the parameter stays."""
+    model, optimizer, engine = attached()
+    engine.backward(ENTRY.losses(model, ENTRY.batch(4)))
+    model[0].requires_grad_(False)  # type: ignore[index]
+    before = numbers(model)
+    optimizer.step()
+    moved = [not torch.equal(p.detach(), old) for p, old in zip(model.parameters(), before, strict=True)]
+    assert moved == [False, False, True, True, True]
+    assert model[0].weight.grad is None  # type: ignore[index]
+
+
+# ------------------------------------------------------------------ hooks of the user
+
+
+@pytest.mark.parametrize("when", ["before attach", "after attach", "between forward and backward"])
+@pytest.mark.parametrize("kind", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_a_hook_that_changes_a_gradient(kind: str, when: str) -> None:
+    """Whenever it came, and on whichever side of ours."""
+
+    def change(value: Tensor) -> Tensor | None:
+        if kind == "register_hook":
+            return value * 100
+        value.grad.mul_(100)  # type: ignore[union-attr]
+        return None
+
+    model = ENTRY.model()
+
+    def register() -> None:
+        getattr(model.get_parameter("2.weight"), kind)(change)
+
+    if when == "before attach":
+        register()
+    model, _, engine = attached(model)
+    if when == "after attach":
+        register()
+    losses = ENTRY.losses(model, ENTRY.batch(4))
+    if when == "between forward and backward":
+        register()
+    with pytest.raises((CoverageError, PrivacyViolation), match=r"2\.weight"):
+        engine.backward(losses)
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_hook_that_steps_an_optimizer_of_its_own() -> None:
+    """The recipe of an optimizer fused into the backward pass: it would step without noise."""
+    model, _, engine = attached()
+    own = {p: torch.optim.SGD([p], lr=1.0) for p in model.parameters()}
+
+    def step(p: Tensor) -> None:
+        own[p].step()  # type: ignore[index]
+        own[p].zero_grad()  # type: ignore[index]
+
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(step)
+    before = numbers(model)
+    with pytest.raises(
+        PrivacyViolation, match=r"wasn't attached \(SGD\) is about to move parameter '.*' without noise"
+    ):
+        engine.backward(ENTRY.losses(model, ENTRY.batch(4)))
+    assert same(model, before)
+
+
+def test_a_hook_that_takes_the_gradient_away() -> None:
+    model, _, engine = attached()
+    taken: list[Tensor | None] = []
+
+    def take(p: Tensor) -> None:
+        taken.append(p.grad)
+        p.grad = None
+
+    model.get_parameter("2.weight").register_post_accumulate_grad_hook(take)
+    with pytest.raises(PrivacyViolation, match=r"a hook changed the clipped gradient of '2\.weight' or took it away"):
+        engine.backward(ENTRY.losses(model, ENTRY.batch(4)))
+
+
+def test_hooks_that_only_look() -> None:
+    """On parameters, on activations and on modules, forward and backward: they run, and change nothing."""
+    model, _, engine = attached()
+    engine.backward(ENTRY.losses(model, ENTRY.batch(4)))
+    want = gradients(model)
+    engine.discard()
+    seen = []
+    for p in model.parameters():
+        p.register_hook(lambda grad: seen.append("gradient"))
+        p.register_post_accumulate_grad_hook(lambda p: seen.append("landed"))
+    for layer in list(model.children())[1:]:  # torch warns of backward hooks where no input has a gradient
+        layer.register_forward_pre_hook(lambda *_: seen.append("before"))
+        layer.register_forward_hook(lambda *_: seen.append("after"))
+        layer.register_full_backward_pre_hook(lambda *_: seen.append("backward"))
+        layer.register_full_backward_hook(lambda *_: seen.append("backward"))
+    engine.backward(ENTRY.losses(model, ENTRY.batch(4)))
+    assert all(torch.equal(g, want[n]) for n, g in gradients(model).items())
+    counts = {what: seen.count(what) for what in set(seen)}
+    assert counts == {"gradient": 5, "landed": 5, "before": 4, "after": 4, "backward": 8}
+
+
+# ------------------------------------------------------------------ optimizers of others
+
+
+def test_another_optimizer_on_private_parameters() -> None:
+    model, optimizer, engine = attached()
+    other = torch.optim.SGD([model.get_parameter("2.weight")], lr=1.0)
+    other.step()  # nothing to apply yet
+    engine.backward(ENTRY.losses(model, ENTRY.batch(4)))
+    before = numbers(model)
+    with pytest.raises(PrivacyViolation, match=r"wasn't attached \(SGD\) is about to move parameter '2\.weight'"):
+        other.step()
+    assert same(model, before)
+    optimizer.step()
+    engine.detach()
+    other.step()
+
+
+def test_other_models_train_beside_it() -> None:
+    attached()
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    model(torch.randn(4, 3)).sum().backward()
+    optimizer.step()
+
+
+class Outer(torch.optim.Optimizer):
+    """An optimizer around another, as slow weights are."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner.param_groups, {})
+        self.inner = inner
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.inner.step()
+
+
+def test_an_optimizer_around_another_is_attached_itself() -> None:
+    model = ENTRY.model()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    outer = Outer(inner)
+    engine = gc.attach(model, outer, "layer-wise", plan())
+    engine.backward(ENTRY.losses(model, ENTRY.batch(4)))
+    before = numbers(model)
+    outer.step()
+    assert not same(model, before) and engine.ledger is not None and engine.ledger.steps == 1
