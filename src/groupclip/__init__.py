@@ -8,26 +8,40 @@ engine = gc.attach(model, optimizer, groups, mechanism)
 """
 
 from . import clipping
+from .adaptive import Adaptive
 from .engine import Engine, attach
 from .errors import BudgetExceeded, CoverageError, GroupClipError, PrivacyViolation, UnsupportedOperation
-from .mechanism import Mechanism
+from .hardened import HardenedNoise
+from .mechanism import Mechanism, default_delta
 from .memory import Plan, plan
 from .partition import Partition, partition
-from .sampling import poisson_batches
+from .public import public_thresholds
+from .sampling import logical_batches, poisson_batches
+from .search import draw_runs, search_cost
+from .users import PerUser, user_losses
 
 __all__ = [
+    "Adaptive",
     "BudgetExceeded",
     "CoverageError",
     "Engine",
     "GroupClipError",
+    "HardenedNoise",
     "Mechanism",
     "Partition",
+    "PerUser",
     "Plan",
     "PrivacyViolation",
     "UnsupportedOperation",
     "attach",
     "clipping",
+    "default_delta",
+    "draw_runs",
+    "logical_batches",
     "partition",
     "plan",
     "poisson_batches",
+    "public_thresholds",
+    "search_cost",
+    "user_losses",
 ]
