@@ -1,7 +1,7 @@
 """The model families of Hugging Face that people fine-tune: tiny, with random weights, built without a network.
 
 Each has the head of a usual task and that task's loss of each sample: its own class, or the mean over its own tokens.
-Text is padded on the right and masked; lengths differ within a batch. Dropout and stochastic depth are zero (the oracle
+Dropout and stochastic depth are zero (the oracle
 draws other numbers), the models are in training mode.
 """
 
@@ -13,13 +13,26 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 import transformers as hf
+from heads import (
+    CLASSES,
+    PADDING,
+    VOCABULARY,
+    classify,
+    classify_text,
+    images,
+    labelled_text,
+    masked_tokens,
+    next_token,
+    spectra,
+    text,
+    text_pair,
+    translate,
+)
 from torch import Tensor, nn
 
-from models import Batch, Entry, labelled
+from models import Batch, Entry
 
-VOCABULARY, LENGTH, CLASSES, PADDING = 19, 6, 3, 0
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
 TEXT = {"vocab_size": VOCABULARY, "pad_token_id": PADDING, "max_position_embeddings": 12}
 TOKENS = {"bos_token_id": 1, "eos_token_id": 2}
@@ -29,74 +42,6 @@ ENCODER = SIZES | TEXT | NO_DROPOUT | LABELS
 DECODER = SIZES | TEXT | TOKENS | {"attention_dropout": 0.0}
 IMAGE = SIZES | NO_DROPOUT | LABELS | {"image_size": 16, "patch_size": 8}
 BOTH = ("eager", "sdpa")
-
-
-# ---------------------------------------------------------------- batches: tuples of tensors, samples first
-
-
-def text(size: int, generator: torch.Generator, *, last: bool = False) -> tuple[Tensor, Tensor]:
-    """(ids, mask), both [B, LENGTH]: sample i has LENGTH - (i mod 3) tokens, none of them a special one."""
-    ids = torch.randint(3, VOCABULARY, (size, LENGTH), generator=generator)
-    lengths = LENGTH - torch.arange(size) % 3
-    mask = (torch.arange(LENGTH) < lengths[:, None]).long()
-    return torch.where(mask.bool(), ids, PADDING), mask
-
-
-def labelled_text(size: int, generator: torch.Generator) -> Batch:
-    return *text(size, generator), torch.randint(CLASSES, (size,), generator=generator)
-
-
-def text_pair(size: int, generator: torch.Generator) -> Batch:
-    """(ids, mask) of the source, labels [B, LENGTH] of the target with -100 where it is padded."""
-    source, target = text(size, generator), text(size, generator)
-    return *source, torch.where(target[1].bool(), target[0], -100)
-
-
-def images(size: int, generator: torch.Generator) -> Batch:
-    return labelled(3, 16, 16, classes=CLASSES)(size, generator)
-
-
-def spectra(size: int, generator: torch.Generator) -> Batch:
-    """(log-mel spectra [B, 6, 16], labels): two frames for each of the encoder's 8 positions."""
-    return labelled(6, 16, classes=CLASSES)(size, generator)
-
-
-# ---------------------------------------------------------------- losses: [B], one a sample
-
-
-def over_tokens(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean cross entropy over the sample's own tokens (label -100: none): no other sample's length enters."""
-    each = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
-    return each.sum(1) / (labels != -100).sum(1)
-
-
-def classify_text(model: nn.Module, batch: Batch) -> Tensor:
-    ids, mask, labels = batch
-    return F.cross_entropy(model(input_ids=ids, attention_mask=mask).logits, labels, reduction="none")
-
-
-def next_token(model: nn.Module, batch: Batch) -> Tensor:
-    ids, mask = batch
-    logits = model(input_ids=ids, attention_mask=mask).logits
-    return over_tokens(logits[:, :-1], torch.where(mask.bool(), ids, -100)[:, 1:])
-
-
-def masked_tokens(model: nn.Module, batch: Batch) -> Tensor:
-    """Every third token is hidden (id 1) and asked for."""
-    ids, mask = batch
-    hidden = (torch.arange(LENGTH) % 3 == 1) & mask.bool()
-    logits = model(input_ids=torch.where(hidden, 1, ids), attention_mask=mask).logits
-    return over_tokens(logits, torch.where(hidden, ids, -100))
-
-
-def translate(model: nn.Module, batch: Batch) -> Tensor:
-    ids, mask, labels = batch
-    return over_tokens(model(input_ids=ids, attention_mask=mask, labels=labels).logits, labels)
-
-
-def classify(model: nn.Module, batch: Batch) -> Tensor:
-    inputs, labels = batch
-    return F.cross_entropy(model(inputs).logits, labels, reduction="none")
 
 
 # ---------------------------------------------------------------- models

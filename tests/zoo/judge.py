@@ -10,7 +10,7 @@ which would hide errors up to 1e-7, so there the casts go to float64. The float3
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -90,6 +90,10 @@ class Verdict:
         return {way: names for way, names in self.operations.items() if way not in (RULE, DERIVED)}
 
 
+def shapes_of(model: nn.Module) -> dict[str, torch.Size]:
+    return {name: p.shape for name, p in model.named_parameters() if p.requires_grad}
+
+
 @dataclass(frozen=True)
 class Truth:
     """What is right for an entry, in float64: losses [B], and for each sample parameter -> gradient."""
@@ -102,10 +106,9 @@ class Truth:
 @functools.lru_cache(maxsize=2)
 def truth(entry: Entry) -> Truth:
     model, batch = entry.model(torch.float64, SEED), entry.batch(B, torch.float64)
-    shapes = {name: p.shape for name, p in model.named_parameters() if p.requires_grad}
     with no_float32():
         losses = torch.cat([entry.losses(model, tuple(t[i : i + 1] for t in batch)) for i in range(B)])
-        return Truth(losses.detach(), oracle.per_sample_gradients(model, entry.losses, batch), shapes)
+        return Truth(losses.detach(), oracle.per_sample_gradients(model, entry.losses, batch), shapes_of(model))
 
 
 def judge(entry: Entry, style: str, dtype: torch.dtype = torch.float64) -> Verdict:
@@ -137,6 +140,31 @@ def judge(entry: Entry, style: str, dtype: torch.dtype = torch.float64) -> Verdi
         {way: tuple(sorted(names)) for way, names in sorted(ways.operations.items())},
         {method: methods.count(method) for method in sorted(set(methods))},
     )
+
+
+def judge_in_turn(entry: Entry, batches: Iterable[Batch]) -> list[float]:
+    """One engine on one batch after another, a group for each layer: the worst error of a norm, for each.
+
+    What was learnt of the first batch must hold for batches of other sizes and sequences of other lengths.
+    """
+    model, single = entry.model(torch.float64, SEED), entry.model(torch.float64, SEED)
+    groups = gc.partition(model, "layer-wise")
+    engine = gc.attach(model, None, groups, None)
+    found = []
+    try:
+        with no_float32():
+            for batch in batches:
+                engine.backward(entry.losses(model, batch))
+                ours = engine.unsafe_norms()
+                engine.discard()
+                samples = oracle.per_sample_gradients(single, entry.losses, batch)
+                want = oracle.clipped(samples, shapes_of(single), members(groups)).norms
+                whole = float(torch.stack(list(want.values())).max())
+                worst = [float((ours[g] - n).abs().max()) / max(float(n.max()), 1e-9 * whole) for g, n in want.items()]
+                found.append(_worst(worst))
+    finally:
+        engine.detach()
+    return found
 
 
 def _observed_pass(

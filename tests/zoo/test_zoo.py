@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import pathological
 import pytest
 import torch
-from judge import TOLERANCE, judge
+from judge import TOLERANCE, B, judge, judge_in_turn
 from reasons import why_no_blocks, why_without_rule
+from table import table
 
 import groupclip as gc
 from models import Entry
@@ -19,6 +22,7 @@ with warnings.catch_warnings():
     # Theirs, at import: torch.jit.script, which DeBERTa decorates functions with, is deprecated.
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     import families
+    import heads
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
@@ -37,6 +41,7 @@ def one_thread() -> Iterator[None]:
 
 ENTRIES: dict[str, Entry] = families.ENTRIES | pathological.ENTRIES
 ALL = list(ENTRIES)
+CELL = "prompt, first state, tied"  # torch.gru_cell can't be replayed for a lone sample: its backward pass raises
 
 
 def must_be_exact(name: str, style: str, dtype: torch.dtype = torch.float64) -> None:
@@ -63,6 +68,28 @@ def test_other_styles(name: str, style: str) -> None:
         must_be_exact(name, style)
 
 
+@pytest.mark.parametrize("name", ALL)
+def test_one_engine_on_batches_of_other_sizes(name: str) -> None:
+    entry = ENTRIES[name]
+    sizes = (B, 7, 2) if name == CELL else (B, 1, 7, 2)
+    batches = [entry.batch(size, torch.float64, seed=size) for size in sizes]
+    assert max(judge_in_turn(entry, batches)) <= TOLERANCE[torch.float64]
+
+
+@pytest.mark.parametrize(
+    "name", [n for n, e in families.ENTRIES.items() if e.draw not in (heads.images, heads.spectra)]
+)
+def test_one_engine_on_texts_of_other_lengths(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = ENTRIES[name]
+
+    def batches() -> Iterator[tuple[torch.Tensor, ...]]:
+        for size, length in ((B, 6), (3, B), (5, 5), (2, 10)):  # also as long as the batch, and as the first batch was
+            monkeypatch.setattr(heads, "LENGTH", length)
+            yield entry.batch(size, torch.float64, seed=length)
+
+    assert max(judge_in_turn(entry, batches())) <= TOLERANCE[torch.float64]
+
+
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_the_attention_asked_for_is_the_one_that_runs(attention: str) -> None:
     config = ENTRIES[f"BERT ({attention})"].model().config
@@ -79,3 +106,11 @@ def test_a_sample_that_takes_another_ones_gradient_is_found() -> None:
     entry = ENTRIES["Llama (sdpa)"]
     verdict = judge(Entry("mixing", entry.build, entry.draw, mixing), "param-wise")
     assert verdict.norms > 1e-4 and verdict.sums > 1e-4
+
+
+def test_the_docs_are_made_of_the_figures_and_hold_every_model() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    report = json.loads((docs / "zoo.json").read_text())
+    assert (docs / "zoo.md").read_text() == table(report)
+    assert list(dict.fromkeys(row["model"] for row in report["rows"])) == ALL
+    assert {row["result"] for row in report["rows"]} == {"exact", "refused"}
