@@ -1,0 +1,77 @@
+"""Extreme plans are answered with a finite figure or refused by name, in bounded time: never NaN, inf, a warning or a hang."""
+
+import math
+import time
+
+import dp_accounting
+import pytest
+
+from groupclip import accounting
+from groupclip.events import ACCOUNTANTS, Step
+from groupclip.mechanism import Mechanism
+
+EXTREMES = [  # n, B, T, sigma, delta
+    (10**9, 1, 10**8, 1.0, 1e-9),  # tiny q, many steps
+    (10**5, 1_000, 10**8, 50.0, 1e-6),
+    (1_000, 500, 10**4, 0.05, 1e-5),  # little noise
+    (1_000, 10, 1_000, 0.02, 1e-12),  # and a tiny delta
+    (1_000, 999, 10**6, 1e3, 1e-12),
+    (2, 1, 1, 0.5, 1e-5),
+    (10**6, 1_000, 1, 1e-3, 1e-5),
+]
+_SECONDS = 30  # on a busy machine; 3 on an idle one
+
+
+@pytest.mark.parametrize("facts", EXTREMES, ids=str)
+@pytest.mark.parametrize(("sampling", "adjacency"), list(ACCOUNTANTS))
+def test_an_answer_or_a_refusal(sampling, adjacency, facts):
+    size, batch, steps, sigma, delta = facts
+    mechanism = Mechanism(
+        dataset_size=size,
+        expected_batch_size=size if sampling == "full-batch" else batch,
+        steps=steps,
+        noise_multiplier=sigma,
+        sampling=sampling,
+        adjacency=adjacency,
+    )
+    began = time.monotonic()
+    try:
+        spent = mechanism.spent(delta=delta)
+        assert 0 <= spent.epsilon < math.inf
+        assert spent.accountant in ACCOUNTANTS[sampling, adjacency]
+        assert 0 < mechanism.delta(epsilon=1.0) <= 1
+    except ValueError as error:
+        assert "RDP" not in ACCOUNTANTS[sampling, adjacency]  # where RDP can answer it does
+        assert f"no accountant gives a figure for sampling='{sampling}' with adjacency='{adjacency}' here: " in str(
+            error
+        )
+    assert time.monotonic() - began < _SECONDS
+
+
+@pytest.mark.parametrize("steps", [100, 100_000])
+@pytest.mark.parametrize("delta", [1e-5, 1e-9])
+def test_replacements_through_the_fft_are_not_below_the_truth(steps, delta):
+    """At q = 1 and sigma = sqrt(T) they are one Gaussian with sigma = 1/2."""
+    step = Step(sampling="poisson", adjacency="replace-one", rate=1.0, sigma=math.sqrt(steps))
+    exact = dp_accounting.get_epsilon_gaussian(0.5, delta)
+    found = accounting.epsilon_bounds(step, steps, delta, steps).pld
+    assert found is not None and exact <= found <= exact * 1.02
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        (1_000, 10, 10**6, 50.0, 1e-6),
+        (100, 1, 1_000, 500.0, 1e-5),
+        (10**6, 1, 10**7, 0.1, 1e-9),
+        (10**9, 10**4, 10**8, 8.0, 1e-10),
+        pytest.param((10**7, 10, 10**8, 1.0, 1e-6), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_extreme_plans_calibrate(facts):
+    size, batch, steps, epsilon, delta = facts
+    began = time.monotonic()
+    made = Mechanism(dataset_size=size, expected_batch_size=batch, steps=steps).calibrate(epsilon=epsilon, delta=delta)
+    assert 0.99 * epsilon <= made.epsilon(delta=delta) <= epsilon
+    assert time.monotonic() - began < 2 * _SECONDS
