@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from check_engine import inexact
 from check_rules import B, Calls, observed, randn
 from groupclip import aligned
-from groupclip.private import DERIVED, RULE, SLOW, VMAP
+from groupclip.private import DERIVED, RULE, SLOW, VMAP, Call, NotSplit
+from groupclip.rules import generic
 from models import output_square
 from oracle import per_sample_gradients
 
@@ -122,6 +123,24 @@ def test_rows_of_samples_are_followed_from_where_they_meet_them(function) -> Non
     batch = (randn(B, 6, 4),)
     assert inexact(model, batch) == []
     assert SLOW not in ways_of(model.float(), batch)
+
+
+def noisy(x: Tensor, table: Tensor, weight: Tensor) -> Tensor:
+    rows = F.linear(table[:1].expand(len(x), 4), weight)
+    return F.scaled_dot_product_attention(x @ weight, rows[:, None], rows[:, None], dropout_p=0.5)
+
+
+def test_trying_it_out_draws_no_random_number_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_this_way(call: Call) -> None:
+        raise NotSplit
+
+    monkeypatch.setattr(generic, "run_by_sample", not_this_way)  # which draws before it gives up
+    model, x = Calls(noisy, table=randn(6, 4), weight=randn(4, 4)), randn(B, 5, 4)
+    torch.manual_seed(0)
+    plain = model(x).detach()
+    with observed(model, (x,)):
+        torch.manual_seed(0)
+        assert torch.allclose(model(x).detach(), plain)
 
 
 # --------------------------------------------------------------------------------------------- what is said to be slow

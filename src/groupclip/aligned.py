@@ -97,8 +97,9 @@ def _row_by_row(call: Call, lined_up: Sequence[Tensor]) -> bool:
     with torch.no_grad():
         try:
             _functorch._set_vmap_fallback_warning_enabled(False)
-            together = run(*values)
+            # First apart: where random numbers are asked for, vmap refuses before any is drawn.
             apart = vmap(run)(*(Axis.MAJOR.split(v, batch) for v in values))
+            together = run(*values)
         except (RuntimeError, ValueError, TypeError, IndexError, AssertionError):
             return False  # shapes that don't fit, random numbers, or an operation that vmap can't split
         if not isinstance(together, Tensor) or not Axis.MAJOR.fits(together.shape, batch):
