@@ -202,7 +202,7 @@ BAD = [
     ("All_Layer", "Did you mean 'all-layer'"),
     ("unifrom:4", "Did you mean 'uniform:M'"),
     ("uniform", "Did you mean 'uniform:M'"),
-    ("planned:4", r"unknown clipping style 'planned:4'\. Styles"),
+    ("planned:4", r"'planned:4' needs an example batch"),
     ("", "unknown clipping style ''"),
     ("uniform:0", "'uniform:0': M must be a whole number of groups, 1 or more"),
     ("uniform:x", "'uniform:x': M must be a whole number"),

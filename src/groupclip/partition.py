@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from .errors import CoverageError
-from .styles import computed, mapped, named_style
+from .styles import PLANNED, computed, mapped, named_style
 
 METHODS = ("auto", "gram", "instantiated")
 FORMAT = "groupclip-partition-1"
@@ -194,7 +194,9 @@ def _abridged(names: tuple[str, ...]) -> str:
     return f"{len(names)}: {shown}{', ...' if len(names) > 2 else ''}"
 
 
-def partition(model: nn.Module, style: str | Mapping[str, str] | Callable[[str], str]) -> Partition:
+def partition(
+    model: nn.Module, style: str | Mapping[str, str] | Callable[[str], str], *, batch: Any = None
+) -> Partition:
     """Put every trainable parameter of ``model`` in exactly one group (the paper's Table 1, and beyond).
 
     ``style`` is one of
@@ -208,13 +210,17 @@ def partition(model: nn.Module, style: str | Mapping[str, str] | Callable[[str],
     ``per-device``      by the device that holds the parameter: ``cpu``, ``cuda:0``, ...
     ``uniform:M``       ``group-1`` to ``group-M`` of consecutive blocks, as many in each, give or take one
     ``boundaries:2,6``  non-uniform: ``group-1`` is blocks 0 and 1, ``group-2`` 2 to 5, ``group-3`` the rest
+    ``planned:4``       at most 4 groups of consecutive layers with the least peak memory, and their norm methods
+    ``planned:12GB``    the fewest groups with which a step fits in a device of so many bytes, and norm methods
     a mapping           from parameter names or fnmatch patterns to group names; exact names win
     a function          from parameter name to group name
     ==================  ==================================================================================
 
     A parameter outside the blocks joins the block registered before it, or the first block if there is none:
     embeddings go with the first block, the final norm and the head with the last. In a model without repeated
-    blocks ``uniform:M`` and ``boundaries`` count layers (modules that own parameters) instead. Parameters
+    blocks ``uniform:M`` and ``boundaries`` count layers (modules that own parameters) instead. The planned
+    styles need ``batch``, an example of a physical batch as :func:`groupclip.plan` takes it; its values don't
+    matter, and without an optimizer its state isn't counted (``groupclip.plan`` can). Parameters
     with ``requires_grad=False`` are left out. A tied parameter is one parameter, under the first of its
     names; a mapping may use any of them.
 
@@ -233,6 +239,10 @@ def partition(model: nn.Module, style: str | Mapping[str, str] | Callable[[str],
     lazy = [name for name, p in trainable.items() if is_lazy(p)]
     if lazy:
         raise ValueError(f"{', '.join(lazy)}: not shaped yet (lazy module); run the model once before this")
+    if isinstance(style, str) and style.startswith(PLANNED) and batch is not None:
+        from .memory.plan import planned  # here: it attaches models, and so needs this module
+
+        return planned(model, style, batch)
     if isinstance(style, str):
         group_of, label = named_style(model, trainable, style), style
     elif isinstance(style, Mapping):

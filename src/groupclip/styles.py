@@ -28,7 +28,10 @@ STYLES = (
     "per-device",
     "uniform:M",
     "boundaries:2,6",
+    "planned:4",
+    "planned:12GB",
 )
+PLANNED = "planned:"
 ROOT = "(model)"  # the layer-wise group of parameters that the model itself owns: its qualified name is ""
 KINDS = {
     "linear": (nn.Linear, nn.Bilinear, nn.MultiheadAttention),  # the last one owns its in-projection itself
@@ -58,6 +61,11 @@ def named_style(model: nn.Module, trainable: Parameters, style: str) -> Groups:
         return _block_wise(model, trainable)
     if style.startswith("uniform:"):
         return _uniform(model, trainable, style)
+    if style.startswith(PLANNED):
+        raise ValueError(
+            f"{style!r} needs an example batch, because only a batch shows how large activations are: "
+            "partition(model, style, batch=example_batch), or gc.plan(model, example_batch, ...).partition"
+        )
     if style.startswith("boundaries:"):
         return _boundaries(model, trainable, style)
     raise ValueError(_unknown(style))

@@ -10,6 +10,7 @@ import click
 from ..errors import GroupClipError
 from .calibrate import calibrate
 from .epsilon import epsilon
+from .memory import plan
 from .train import train
 
 WRONG_ARGUMENT, FAILED, INTERRUPTED = 2, 1, 130
@@ -29,7 +30,7 @@ def app() -> None:
     """
 
 
-for command in (train, calibrate, epsilon):
+for command in (train, calibrate, epsilon, plan):
     app.add_command(command)
 
 

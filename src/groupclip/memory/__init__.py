@@ -1,6 +1,11 @@
 """Memory: what a step needs before it is run, the groups that need least, and what a step did need."""
 
+from .batchsize import largest_batch
+from .fact import Fact
 from .measure import measure
-from .plan import BudgetTooSmallError, Plan, Planner, parse_bytes, plan
+from .plan import BudgetTooSmallError, Plan, Planner, plan, planned
+from .sizes import parse_bytes, show_bytes
 
-__all__ = ["BudgetTooSmallError", "Plan", "Planner", "measure", "parse_bytes", "plan"]
+__all__ = [
+    "BudgetTooSmallError", "Fact", "Plan", "Planner", "largest_batch", "measure", "parse_bytes", "plan", "planned", "show_bytes",
+]  # fmt: skip

@@ -6,7 +6,7 @@ partition that was chosen (:mod:`groupclip.memory.passes`).
 
 from __future__ import annotations
 
-import re
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -20,47 +20,11 @@ from ..partition import Partition, partition
 from .cost import LayerCost, Machine, group_peak, layer_costs
 from .methods import Intervals, least_bytes, least_seconds
 from .passes import Curve, Sketched, optimizer_bytes
-from .planner import Starts, fewest_groups, greatest, least_peak, least_sum
-from .workload import Loss, default_loss
+from .planner import Starts, fewest_groups, least_peak, least_sum
+from .sizes import parse_bytes, show_bytes
+from .workload import Loss, batch_bytes, default_loss
 
-_UNITS = {
-    "B": 1,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-    "KIB": 2**10,
-    "MIB": 2**20,
-    "GIB": 2**30,
-    "TIB": 2**40,
-}
 _TRIES = 6
-
-
-def parse_bytes(text: str | int) -> int:
-    """``"12GB"`` (10^9 bytes), ``"12GiB"`` (2^30), ``"500 MB"``, or a number of bytes.
-
-    Raises:
-        ValueError: none of these, or not positive.
-    """
-    if isinstance(text, int) and not isinstance(text, bool):
-        size = text
-    else:
-        match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?)\s*([KMGT]?i?B)\s*", str(text), re.IGNORECASE)
-        if match is None:
-            raise ValueError(f"memory={text!r} can't be read: write a size as '12GB', '800MiB', or a number of bytes")
-        size = int(float(match[1]) * _UNITS[match[2].upper()])
-    if size < 1:
-        raise ValueError(f"memory={text!r} must be positive")
-    return size
-
-
-def show_bytes(size: float) -> str:
-    """In the largest unit (10^3, 10^6, 10^9 bytes) that leaves a number above one."""
-    for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if size >= scale:
-            return f"{size / scale:.2f} {unit}"
-    return f"{size:.0f} B"
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,7 +135,7 @@ def plan(
         machine: rates for the cost model of time.
 
     Raises:
-        ValueError: neither or both... of ``groups`` and ``memory`` make sense; an attached model.
+        ValueError: neither ``groups`` nor ``memory``, or one that can't be read; an attached model.
         BudgetTooSmallError: nothing fits in ``memory``; says the least that does.
         UnsupportedOperation: the model's control flow depends on numbers.
     """
@@ -182,6 +146,26 @@ def plan(
     budget = None if memory is None else parse_bytes(memory)
     planner = Planner(model, example_batch, optimizer, loss, samples, machine)
     return planner.within(budget, groups) if budget is not None else planner.least(groups)
+
+
+def planned(model: nn.Module, style: str, example_batch: Any, optimizer: Optimizer | None = None) -> Partition:
+    """The partition of a clipping style ``planned:4`` (at most so many groups) or ``planned:12GB`` (the whole device).
+
+    Raises:
+        ValueError: the style can't be read, or nothing fits; see :func:`plan`.
+    """
+    argument = style.partition(":")[2].strip()
+    if argument.isdecimal():
+        found = plan(model, example_batch, groups=int(argument), optimizer=optimizer)
+    else:
+        try:
+            memory = parse_bytes(argument)
+        except ValueError as error:
+            raise ValueError(
+                f"{style!r} can't be read: write 'planned:4' for at most 4 groups, or 'planned:12GB' for a memory"
+            ) from error
+        found = plan(model, example_batch, memory=memory, optimizer=optimizer)
+    return dataclasses.replace(found.partition, style=style)
 
 
 class Planner:
@@ -212,22 +196,19 @@ class Planner:
 
     def within(self, memory: int, groups: int | None = None) -> Plan:
         """The fewest groups (at most ``groups``) that fit, and of such plans the fastest."""
-        table = self._least_bytes()
-        target = float(memory - self.static)
-        for _ in range(_TRIES):  # the cost model may be off by a percent: then the bound is drawn in by as much
-            bound = target - self._batch_bytes
-            starts = fewest_groups(table.cost, bound)
-            if starts is None or self._step > memory - self.static or (groups is not None and len(starts) > groups):
-                break
-            quick = least_seconds(self.layers, bound)
-            starts = least_sum(quick.cost, len(starts))
-            assert starts is not None
-            choices = _joined(quick, starts, len(self.layers))
-            found = self._plan(starts, choices, f"planned:{memory}B", memory)
-            if found.predicted_peak <= memory:
-                return found
-            target -= found.predicted_peak - memory
         least = self.least(groups)
+        if least.predicted_peak <= memory:
+            room = memory - self.static - self._batch_bytes
+            # The cost model is off by a percent or two: begin with a bound as much wider, and draw it in where needed.
+            bound = room * max(1.0, max(least.group_peaks.values()) / least.predicted_peak) * 1.01
+            for _ in range(_TRIES):
+                found = self._fastest(bound, groups, memory)
+                if found is None:
+                    break
+                if found.predicted_peak <= memory:
+                    return found
+                bound -= found.predicted_peak - memory
+            return dataclasses.replace(least, memory=memory)
         raise BudgetTooSmallError(
             f"{show_bytes(memory)} don't suffice for {self.sketched.samples} samples"
             f"{'' if groups is None else f' in at most {groups} groups'}: the least is {show_bytes(least.predicted_peak)} "
@@ -238,10 +219,18 @@ class Planner:
             least,
         )
 
+    def _fastest(self, bound: float, groups: int | None, memory: int) -> Plan | None:
+        """With the fewest groups that the cost model fits in ``bound``; None if that is more than ``groups``."""
+        starts = fewest_groups(self._least_bytes().cost, bound)
+        if starts is None or (groups is not None and len(starts) > groups):
+            return None
+        quick = least_seconds(self.layers, bound)
+        starts = least_sum(quick.cost, len(starts))
+        assert starts is not None
+        return self._plan(starts, _joined(quick, starts, len(self.layers)), f"planned:{memory}B", memory)
+
     @property
     def _batch_bytes(self) -> int:
-        from .workload import batch_bytes
-
         return batch_bytes(self.sketched._batch_of(self.sketched.samples))
 
     def _least_bytes(self) -> Intervals:
@@ -320,4 +309,4 @@ def _boundaries(groups: Partition) -> str:
     return "; ".join(f"{name} from {members[0]}" for name, members in groups.groups)
 
 
-__all__ = ["BudgetTooSmallError", "Plan", "Planner", "greatest", "parse_bytes", "plan", "show_bytes"]
+__all__ = ["BudgetTooSmallError", "Plan", "Planner", "plan", "planned"]

@@ -12,7 +12,8 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from ..engine import Engine, attach
 from ..mechanism import Mechanism
-from ..partition import partition
+from ..partition import Partition, partition
+from ..styles import PLANNED
 from ..tasks import Task
 from .config import RunConfig
 from .errors import ConfigError
@@ -65,12 +66,24 @@ def build(config: RunConfig, task: Task, mechanism: Mechanism | None = None) -> 
         optimizer = AdamW(parameters, lr=config.lr, weight_decay=config.weight_decay)
     else:
         optimizer = SGD(parameters, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
-    groups = partition(model, config.clipping)
+    groups = _groups(config, task, model, optimizer)
     if mechanism is None:
         plan = Mechanism(dataset_size=len(task.train), expected_batch_size=config.batch_size, steps=config.steps)
         mechanism = plan.calibrate(epsilon=config.epsilon, delta=config.delta)
     engine = attach(model, optimizer, groups, mechanism, clip=config.clip, thresholds=config.thresholds)
     return Trainer(model, optimizer, engine, mechanism, device)
+
+
+def _groups(config: RunConfig, task: Task, model: nn.Module, optimizer: Optimizer) -> Partition:
+    """The groups of the run; a planned style is planned for a full microbatch, of which only shapes matter."""
+    if isinstance(config.clipping, str) and config.clipping.startswith(PLANNED):
+        from ..memory import planned
+
+        kind = torch.float32 if task.kind == "image" else torch.int64
+        inputs = torch.empty(config.microbatch, *task.input_shape, dtype=kind, device="meta")
+        labels = torch.empty(config.microbatch, dtype=torch.int64, device="meta")
+        return planned(model, config.clipping, (inputs, labels), optimizer)
+    return partition(model, config.clipping)
 
 
 def learning_rate(config: RunConfig, step: int) -> float:
