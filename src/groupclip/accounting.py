@@ -30,7 +30,7 @@ SMALLEST_DELTA = 1e-12
 
 _TAIL = 1e-15  # the mass that dp-accounting cuts off a composed distribution
 # points of the composed distribution; the most costs about a second and 100 MB
-_FIRST_BINS, _MOST_BINS = 5_000, 250_000
+_ROUGH_BINS, _FIRST_BINS, _MOST_BINS = 20_000, 5_000, 250_000
 _FIRST_GRID, _COARSEST_GRID = 4e-3, 10.0  # of privacy loss
 _SETTLED = 0.005  # the grid is halved until epsilon moves by less than this share
 # dp-accounting raises an integer to the power T when a distribution has at most 1,000 points: minutes at T =
@@ -62,17 +62,10 @@ def epsilon_bounds(step: Step, steps: int, delta: float, plan: int) -> Bounds:
     return _on_grid(step, steps, delta, grid, note)
 
 
-def bins(step: Step, steps: int, delta: float) -> float | None:
-    """How many points of the grid the PLD of :func:`epsilon_bounds` spans; None where it can't serve."""
-    grid, _ = _grid(step, steps, delta)
-    return None if grid is None else _width(step, steps) / grid
-
-
-def epsilon_on_bins(step: Step, steps: int, delta: float, count: float | None) -> Bounds:
-    """As :func:`epsilon_bounds`, the PLD on so many points (None: without it): one evaluation, for a search over sigma."""
-    width = math.inf if count is None else _width(step, steps)
-    grid = None if count is None or width / count > _COARSEST_GRID else width / count
-    return _on_grid(step, steps, delta, grid, "")
+def rough_epsilon(step: Step, steps: int, delta: float) -> float | None:
+    """As :func:`epsilon_bounds`, the PLD on a few points only: one cheap evaluation, for a search over sigma."""
+    grid = _width(step, steps) / _ROUGH_BINS if "PLD" in step.who else math.inf
+    return _on_grid(step, steps, delta, grid if grid <= _COARSEST_GRID else None, "").value
 
 
 def _on_grid(step: Step, steps: int, delta: float, grid: float | None, note: str) -> Bounds:

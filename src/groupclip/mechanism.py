@@ -202,12 +202,9 @@ class Mechanism:
             return _or_infinite(accounting.epsilon_bounds(self._step(sigma), self.steps, delta, self.steps).value)
 
         start = calibration.enough_noise(guessed, target)
-        # one resolution, and a coarse one, for the search: settling a grid at every sigma is what takes long
-        bins = accounting.bins(self._step(start), self.steps, delta)
 
-        def rough(sigma: float) -> float:
-            found = accounting.epsilon_on_bins(self._step(sigma), self.steps, delta, None if bins is None else bins / 4)
-            return _or_infinite(found.value)
+        def rough(sigma: float) -> float:  # settling a grid at every sigma is what takes long
+            return _or_infinite(accounting.rough_epsilon(self._step(sigma), self.steps, delta))
 
         near = calibration.near_noise(rough, reported, start, target)
         return replace(self, noise_multiplier=calibration.least_noise(reported, near, target, patience=2))
