@@ -6,6 +6,23 @@ ties the output to the gates of the parameters. Importing this package registers
 Legend of all files here: B samples, T positions that share a parameter, d inputs, p outputs.
 """
 
-from . import affine, attention, broadcast, convolution, embedding, generic, matmul, normalisation, rows
+from . import (
+    activation,
+    affine,
+    attention,
+    bags,
+    broadcast,
+    convolution,
+    einsum,
+    embedding,
+    generic,
+    matmul,
+    normalisation,
+    rows,
+    transposed,
+)
 
-__all__ = ["affine", "attention", "broadcast", "convolution", "embedding", "generic", "matmul", "normalisation", "rows"]
+__all__ = [
+    "activation", "affine", "attention", "bags", "broadcast", "convolution", "einsum", "embedding", "generic", "matmul",
+    "normalisation", "rows", "transposed",
+]  # fmt: skip

@@ -32,7 +32,7 @@ def _rule(function: Any, dims: int) -> Rule:
         if x.dim() != dims + 2 or axis is Axis.SECOND:
             raise NotSplit
         kernel = tuple(weight.shape[2:])
-        strides, gaps = _each(stride, dims), _each(dilation, dims)
+        strides, gaps = each(stride, dims), each(dilation, dims)
         x, zeros = _resolve_padding(x, padding, kernel, gaps)
         out = function(x, call.value(weight), call.value(bias), strides, zeros, gaps, groups)
         geometry = Geometry(kernel, strides, zeros, gaps, groups)
@@ -56,7 +56,8 @@ def _rule(function: Any, dims: int) -> Rule:
     return rule
 
 
-def _each(value: int | Sequence[int], dims: int) -> tuple[int, ...]:
+def each(value: int | Sequence[int], dims: int) -> tuple[int, ...]:
+    """An option of a convolution, for each of its dimensions."""
     if isinstance(value, int):
         return (value,) * dims
     return tuple(value) * dims if len(value) == 1 else tuple(value)
@@ -76,7 +77,7 @@ def _resolve_padding(
         # torch puts the odd pixel at the end
         return F.pad(x, [q for t in reversed(totals) for q in (t // 2, t - t // 2)]), (0,) * dims
     assert not isinstance(padding, str)
-    return x, _each(padding, dims)
+    return x, each(padding, dims)
 
 
 for _dims, _function in enumerate((F.conv1d, F.conv2d, F.conv3d), start=1):

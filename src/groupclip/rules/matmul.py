@@ -1,4 +1,4 @@
-"""Matrix products with a parameter on one side: ``x @ W``, ``torch.matmul``, ``mm``, ``W @ x``."""
+"""Matrix products with a parameter on one side: ``x @ W``, ``torch.matmul``, ``mm``, ``W @ x``, vectors and stacks."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from ..layout import Axis
 from ..persample.base import PerSample
 from ..persample.outer import Outer
 from ..private import RULES, Call, NotSplit
+from .einsum import product
 from .shapes import autocast_to, by_position
 
 
 def matmul(call: Call, input: Any, other: Any) -> Tensor:
-    """``x [.., d] @ W [d, p]`` or ``W [p, d] @ x [B, d, n]``; other shapes go the generic way."""
-    if call.is_private(other):
-        return _right(call, input, other)
-    return _left(call, input, other)
+    """``x [.., d] @ W [d, p]`` or ``W [p, d] @ x [B, d, n]``; other shapes are told by letters."""
+    try:
+        return _right(call, input, other) if call.is_private(other) else _left(call, input, other)
+    except NotSplit:
+        return product(call, input, other)
 
 
 def _right(call: Call, input: Any, weight: Any) -> Tensor:
