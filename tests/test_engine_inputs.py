@@ -1,8 +1,8 @@
-"""What goes into the model: any nesting, any memory layout; models that are attached in part, hooked or compiled."""
+"""What goes into the model: any nesting, any memory layout; models that are attached in part, or hooked."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import groupclip as gc
 import oracle
-from check_engine import ENTRIES, Clipped, clipped_by_engine, faults, gradients, grouped, inexact, members
+from check_engine import ENTRIES, Clipped, clipped_by_engine, faults, gradients, inexact, members
 from groupclip.errors import CoverageError, PrivacyViolation
 from groupclip.private import PrivateParameter
 
@@ -236,31 +236,3 @@ def test_a_step_that_raises_counts_and_the_run_goes_on() -> None:
     assert [type(p) for p in model.parameters()] == [PrivateParameter, PrivateParameter]
     optimizer.step()
     assert engine.ledger.steps == 2
-
-
-# ------------------------------------------------------------------ compiled
-
-
-@pytest.fixture
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("name", ["mlp", "gpt"])
-def test_compiled_models(name: str, backend: str) -> None:
-    entry = ENTRIES[name]
-    model, batch = entry.model(torch.float64), entry.batch(4, torch.float64)
-    groups = grouped(model, "layer-wise")
-    want = oracle.clipped_sum(model, entry.losses, batch, members(groups))
-    engine = gc.attach(model, None, groups, None)
-    compiled = torch.compile(model, backend=backend)
-    engine.backward(entry.losses(compiled, batch))  # type: ignore[arg-type]
-    got = Clipped(gradients(model), engine.unsafe_norms())
-    engine.detach()
-    assert faults(got, want, groups, dict.fromkeys(groups, 1 / len(groups) ** 0.5), 1e-10) == []
