@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import groupclip as gc
+from groupclip import groupnoise
 from groupclip.adaptive import RELEASE, Adaptive
 from groupclip.allocation import noise_multiplier_of
 from groupclip.errors import PrivacyViolation
@@ -149,6 +150,48 @@ def test_a_discarded_batch_moves_no_threshold():
 def test_fixed_noise_beside_moving_thresholds_is_refused():
     with pytest.raises(ValueError, match="fixed noise while the thresholds move"):
         attached(network(), thresholds=Adaptive(), allocation={"0": 9.0, "2": 9.0})
+
+
+def test_a_pass_that_failed_counts_nothing():
+    """Its samples may come again; counted twice, one could move a count by 1, and the noise is made for 1/2."""
+
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError("out of memory")
+
+    model = network()
+    engine, _ = attached(model, thresholds=Adaptive(start=[0.5, 2.0]))
+    x = torch.randn(6, 40)
+    with engine.forward_on(x):
+        out = model[2](Fails.apply(model[1](model[0](x))))  # the last group is clipped, the first never
+    with pytest.raises(RuntimeError, match="out of memory"):
+        engine.backward(out.square().sum(1))
+    assert engine._amounts.counted() == {"0": 0.0, "2": 0.0}
+    engine.backward(F.cross_entropy(model(x), torch.arange(6), reduction="none"))
+    assert all(abs(count) <= 3.0 for count in engine._amounts.counted().values())
+    assert engine._amounts.counted()["2"] != 0
+    engine.detach()
+
+
+def test_moving_thresholds_need_passes_of_the_engine():
+    with pytest.raises(ValueError, match="Adaptive thresholds with loss_reduction='mean'"):
+        attached(network(), thresholds=Adaptive(), loss_reduction="mean")
+
+
+def test_moving_thresholds_need_noise_and_one_process(monkeypatch):
+    with pytest.raises(ValueError, match="Adaptive thresholds without noise"):
+        gc.attach(network(), None, "layer-wise", None, thresholds=Adaptive())
+    engine, optimizer = attached(network(), thresholds=Adaptive())
+    monkeypatch.setattr(groupnoise, "several_processes", lambda: True)
+    with pytest.raises(PrivacyViolation, match="Adaptive thresholds count on one process"):
+        step(engine, optimizer)
+    assert engine.ledger.steps == 0 and all(p.grad is None for p in engine.model.parameters())
+    engine.detach()
 
 
 def test_hardened_steps_lie_on_the_grid_and_pay_for_it():

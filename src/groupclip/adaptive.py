@@ -95,9 +95,17 @@ class Counts:
         """Norms ``[B]`` of one micro-batch of the group's per-sample gradients."""
         self._counts[group] += float(centred(norms, self.thresholds[group]).sum())
 
+    def now(self) -> dict[str, float]:
+        """The counts so far. Secret."""
+        return dict(self._counts)
+
+    def back_to(self, counts: Mapping[str, float]) -> None:
+        """Undo what was seen since :meth:`now` gave ``counts``."""
+        self._counts = dict(counts)
+
     def discard(self) -> None:
         """Forget the logical batch under way."""
-        self._counts = dict.fromkeys(self._counts, 0.0)
+        self.back_to(dict.fromkeys(self._counts, 0.0))
 
     def release(self, noise: NoiseSource, sigma: float, expected_batch_size: float) -> dict[str, float]:
         """The thresholds of the next step. Adds the noise, so the released counts are private; call it once a step."""

@@ -122,7 +122,7 @@ class Engine:
         named = {n: p for n, p in model.named_parameters() if p.requires_grad}
         sizes = {name: sum(named[n].numel() for n in self.partition[name]) for name in self.partition.names}
         sigma = 0.0 if mechanism is None else noise_multiplier(mechanism)
-        self._amounts = GroupNoise(thresholds, allocation, sizes, sigma, self.noise)
+        self._amounts = GroupNoise(thresholds, allocation, sizes, sigma, self.noise, loss_reduction)
         # read-only: noise and clipping must not be told different thresholds
         self.thresholds: Mapping[str, float] = MappingProxyType(self._amounts.thresholds)
         check_modules(model)
@@ -199,6 +199,7 @@ class Engine:
         self._step.check_accumulation()
         losses = self._settle(losses)
         held = [slot.param.grad is not None for slot in self._slots]
+        counted = self._amounts.counted()
         self._norms.clear()
         try:
             with self._tape.permit(len(losses), loss_scale):
@@ -215,6 +216,7 @@ class Engine:
                 slot.delivered = None
                 if not had:
                     slot.param.grad = None
+            self._amounts.recount(counted)
             if any(held):
                 self._step.broke()
             if isinstance(error, RuntimeError) and "backward through the graph a second time" in str(error):

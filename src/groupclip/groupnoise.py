@@ -11,8 +11,11 @@ from torch import Tensor
 
 from .adaptive import Adaptive, Counts
 from .allocation import noise_stds
+from .errors import PrivacyViolation
+from .guard import several_processes
 from .hardened import HardenedNoise, planned_for, rounding
 from .noise import NoiseSource
+from .tape import LossReduction
 from .thresholds import Thresholds, group_thresholds
 
 
@@ -25,19 +28,31 @@ class GroupNoise:
         sizes: number of coordinates, by group.
         sigma: the plan's noise multiplier; 0 for none.
         noise: its source. Hardened noise pays for its rounding with a little more of it.
+        loss_reduction: of the engine. Thresholds can move only if every backward pass goes through the engine.
 
     Raises:
-        ValueError: an allocation that amounts to less than the plan, or fixed noise beside thresholds that move.
+        ValueError: an allocation that amounts to less than the plan, fixed noise beside thresholds that move, or
+            thresholds that move without noise or outside ``engine.backward``.
     """
 
     def __init__(
         self, thresholds: Thresholds | Adaptive, allocation: str | Mapping[str, float], sizes: Mapping[str, int],
-        sigma: float, noise: NoiseSource,
+        sigma: float, noise: NoiseSource, loss_reduction: LossReduction = "none",
     ) -> None:  # fmt: skip
         start = thresholds.start if isinstance(thresholds, Adaptive) else thresholds
         self.thresholds = group_thresholds(start, list(sizes))  # moved in place: others look at this mapping
-        self._counts = Counts(thresholds, self.thresholds) if isinstance(thresholds, Adaptive) and sigma > 0 else None
-        if isinstance(thresholds, Adaptive) and isinstance(allocation, Mapping):
+        self._counts = Counts(thresholds, self.thresholds) if isinstance(thresholds, Adaptive) else None
+        if self._counts and sigma == 0:
+            raise ValueError(
+                "Adaptive thresholds without noise: they would follow the norms of single samples. Attach with a mechanism that "
+                "has noise, or give the thresholds"
+            )
+        if self._counts and loss_reduction != "none":
+            raise ValueError(
+                f"Adaptive thresholds with loss_reduction={loss_reduction!r}: a pass of loss.backward() that fails half-way would "
+                "count its samples twice. Use engine.backward(losses), or give the thresholds"
+            )
+        if self._counts and isinstance(allocation, Mapping):
             raise ValueError(
                 "allocation= gives fixed noise while the thresholds move, so what it amounts to would move as well: use one "
                 "of the named allocations"
@@ -69,9 +84,27 @@ class GroupNoise:
         return self._counts is not None
 
     def saw(self, group: str, norms: Tensor) -> None:
-        """Norms ``[B]`` of a group's per-sample gradients in one backward pass. Secret until :meth:`advance`."""
+        """Norms ``[B]`` of a group's per-sample gradients in one backward pass. Secret until :meth:`advance`.
+
+        Raises:
+            PrivacyViolation: several processes, whose counts would have to be summed before the noise.
+        """
         if self._counts:
+            if several_processes():
+                raise PrivacyViolation(
+                    "Adaptive thresholds count on one process: on several, each would move them by its own samples, and they "
+                    "would drift apart. Give fixed thresholds (groupclip.public_thresholds), or train on one process"
+                )
             self._counts.saw(group, norms)
+
+    def counted(self) -> dict[str, float]:
+        """What :meth:`recount` goes back to when a backward pass fails: its samples may come again. Secret."""
+        return self._counts.now() if self._counts else {}
+
+    def recount(self, counted: Mapping[str, float]) -> None:
+        """Forget what was seen since ``counted``."""
+        if self._counts:
+            self._counts.back_to(counted)
 
     def discard(self) -> None:
         """Forget the logical batch under way."""
