@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,6 +140,12 @@ class Gate:
         return slot.deliver(grads.weighted_sum(factors).to(slot.param.dtype).reshape(slot.param.shape))
 
 
+def in_full_precision(device: torch.device) -> AbstractContextManager[Any]:
+    """A backward pass may run inside autocast, which would compute norms from half-precision products."""
+    on = torch.is_autocast_enabled(device.type)
+    return torch.autocast(device.type, enabled=False) if on else nullcontext()
+
+
 class _GateNode(torch.autograd.Function):
     """Parameters in, an empty token out; backward waits for every use and then closes the gate."""
 
@@ -151,7 +158,8 @@ class _GateNode(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, _: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return (None, *ctx.gate.close())
+        with in_full_precision(ctx.gate.group.slots[0].param.device):
+            return (None, *ctx.gate.close())
 
 
 #: From the saved tensors and the gradients of the outputs to the per-sample gradients of each target.
@@ -189,9 +197,10 @@ class _Use:
                 )
 
     def run(self, saved: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
-        for operand, samples in zip(self.targets, self.book(saved, grads), strict=True):
-            for target in operand:
-                target.gate.book(target.slot, target.pull(samples))
+        with in_full_precision(next(t.slot.param.device for operand in self.targets for t in operand)):
+            for operand, samples in zip(self.targets, self.book(saved, grads), strict=True):
+                for target in operand:
+                    target.gate.book(target.slot, target.pull(samples))
 
 
 class _Tap(torch.autograd.Function):
