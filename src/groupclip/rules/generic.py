@@ -69,9 +69,7 @@ def run_by_sample(call: Call) -> Any:
         axes = [axis for axis in reading if axis is not None]
         if not axes:
             continue
-        found = _reproduces(
-            call, replay, [detached[i] for i in privates], [detached[i] for i in where], where, axes, tensors
-        )
+        found = _reproduces(call, replay, [detached[i] for i in privates], [detached[i] for i in where], where, axes)
         if found is not None:
             break
     else:
@@ -126,25 +124,43 @@ def _split(x: Tensor, axis: Axis, batch: int) -> Tensor:
 
 def _reproduces(
     call: Call, replay: Callable[..., tuple[Tensor, ...]], shared: list[Tensor], operands: list[Tensor], where: list[int],
-    axes: list[Axis], outputs: list[Tensor],
+    axes: list[Axis],
 ) -> list[Axis] | None:  # fmt: skip
-    """The sample axis of each output, if the replay gives every output slice by slice; else None."""
+    """The sample axis of each output, if the replay gives every output slice by slice; else None.
+
+    Tried with parameters moved at random: where they are zero or all alike, outputs may agree by chance in an order of the
+    samples that isn't theirs, or although the operation mixes them.
+    """
+    sliced = tuple(_split(t, axis, call.batch) for axis, t in zip(axes, operands, strict=True))
     with torch.no_grad():
-        sliced = tuple(_split(t, axis, call.batch) for axis, t in zip(axes, operands, strict=True))
-        try:
-            # torch warns where vmap falls back to a loop; slow is what this rule is, and says.
-            _functorch._set_vmap_fallback_warning_enabled(False)
-            replayed = vmap(lambda *slices: replay(tuple(shared), slices, where))(*sliced)
-        except (RuntimeError, ValueError, TypeError, IndexError, AssertionError):
-            return None  # shapes that don't fit, random numbers, or an operation that vmap can't split
-        found: list[Axis] = []
-        for out, again in zip(outputs, replayed, strict=True):
-            fitting = (a for a in (Axis.MAJOR, Axis.SECOND, Axis.MINOR) if a.fits(out.shape, call.batch))
-            axis = next((a for a in fitting if _same(_split(out, a, call.batch), again)), None)
-            if axis is None:
-                return None
-            found.append(axis)
-        return found
+        for parameters in (tuple(map(_moved, shared)), tuple(shared)):
+            try:
+                # torch warns where vmap falls back to a loop; slow is what this rule is, and says.
+                _functorch._set_vmap_fallback_warning_enabled(False)
+                apart = vmap(lambda *slices, p=parameters: replay(p, slices, where))(*sliced)
+                together = replay(parameters, tuple(operands), where)
+            except (RuntimeError, ValueError, TypeError, IndexError, AssertionError):
+                return None  # shapes that don't fit, random numbers, or an operation that vmap can't split
+            if not any(bool(torch.isnan(t).any()) for t in together):  # moved out of the operation's domain
+                break
+        found = [_axis_of(x, y, call.batch) for x, y in zip(together, apart, strict=True)]
+        return None if None in found else [axis for axis in found if axis is not None]
+
+
+def _axis_of(together: Tensor, apart: Tensor, batch: int) -> Axis | None:
+    """Where the samples are in an output that is given as a whole and slice by slice."""
+    fitting = (a for a in (Axis.MAJOR, Axis.SECOND, Axis.MINOR) if a.fits(together.shape, batch))
+    return next((a for a in fitting if _same(_split(together, a, batch), apart)), None)
+
+
+def _moved(parameter: Tensor) -> Tensor:
+    """By as much as its own size, or by one where it is zero; the same in every pass."""
+    generator = torch.Generator(parameter.device).manual_seed(0)
+    if not parameter.numel():
+        return parameter
+    size = parameter.abs().float().square().mean().sqrt().item() or 1.0
+    noise = torch.randn(parameter.shape, dtype=torch.float32, device=parameter.device, generator=generator)
+    return parameter + (size * noise).to(parameter.dtype)
 
 
 def _same(x: Tensor, y: Tensor) -> bool:
