@@ -15,6 +15,9 @@ BLOCKS = [
 ]
 
 
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf"
+)  # of torch's compiler, which shows it to nobody
 @pytest.mark.parametrize("block", BLOCKS)
 def test_code_block(block: str) -> None:
     exec(compile(block, "<docs>", "exec"), {"__name__": "docs"})
