@@ -5,12 +5,16 @@ Legend: B samples, T positions that share the weight, d inputs, p outputs.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 from ..norms import AUTO, CANCELLATION, GRAM, accumulation_dtype, choose_method, gram_square_sums, square_sums
 from .base import PerSample, weigh
 from .dense import Dense
+
+_AT_ONCE = 1 << 24  # numbers of gradients that are instantiated together to be normed
 
 
 class Outer(PerSample):
@@ -25,6 +29,7 @@ class Outer(PerSample):
     def __init__(self, a: Tensor, g: Tensor, inputs_first: bool = False) -> None:
         self.a, self.g, self.inputs_first = a, g, inputs_first
         self._square_norms: Tensor | None = None
+        self._cancelling: Tensor | None = None  # [B]: samples whose positions nearly cancel; None if there are none
 
     @property
     def dtype(self) -> torch.dtype:
@@ -52,12 +57,32 @@ class Outer(PerSample):
             return square_sums(self.a) * square_sums(self.g)
         squares, ratio = gram_square_sums(self.a, self.g)
         # <AA^T, GG^T> of a sample whose terms cancel says little: take that sample's gradient itself.
-        doubtful = (ratio < CANCELLATION).nonzero().flatten()
-        if len(doubtful) > 0:
-            squares[doubtful] = square_sums(self.select(doubtful).instantiate())
+        doubtful = ratio < CANCELLATION
+        if bool(doubtful.any()):
+            self._cancelling = doubtful
+            for which, grads in self._few_at_once(doubtful):
+                squares[which] = square_sums(grads).to(squares.dtype)
         return squares
 
+    def _few_at_once(self, chosen: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Indices of chosen samples and their gradients in float64, as many at once as memory allows."""
+        few = max(1, _AT_ONCE // (self.a.shape[2] * self.g.shape[2]))
+        for which in chosen.nonzero().flatten().split(few):
+            part = self.select(which)
+            yield which, Outer(part.a.double(), part.g.double(), self.inputs_first).instantiate()
+
     def weighted_sum(self, factors: Tensor) -> Tensor:
+        if self._cancelling is None:
+            return self._product(factors)
+        # The rounding of C * g would be added where the gradient itself cancels, and such a sample exceed its threshold: weigh
+        # the very gradients that were normed.
+        total = self._product(factors.masked_fill(self._cancelling, 0.0))
+        total = total.to(accumulation_dtype(total.dtype))
+        for which, grads in self._few_at_once(self._cancelling):
+            total += torch.tensordot(factors[which].double(), grads, 1).to(total.dtype)
+        return total
+
+    def _product(self, factors: Tensor) -> Tensor:
         a, g = self.a, self.g
         if a.dtype == torch.float16:  # its range is too small for factors of large gradients
             a, g = a.float(), g.float()
@@ -76,7 +101,10 @@ class Outer(PerSample):
         return torch.bmm(a.transpose(1, 2), g) if self.inputs_first else torch.bmm(g.transpose(1, 2), a)
 
     def select(self, index: Tensor) -> Outer:
-        return Outer(self.a.index_select(0, index), self.g.index_select(0, index), self.inputs_first)
+        chosen = Outer(self.a.index_select(0, index), self.g.index_select(0, index), self.inputs_first)
+        if self._cancelling is not None:
+            chosen._cancelling = self._cancelling.index_select(0, index)
+        return chosen
 
     def transposed(self) -> Outer:
         """The gradients of the transposed weight."""
