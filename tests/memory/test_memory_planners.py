@@ -42,7 +42,10 @@ def networks(draw) -> tuple[LayerCost, ...]:
     def option(method: str) -> Option:
         held = draw(number)
         level = held + draw(number)
-        return Option(method, level + draw(number), level, held, draw(number), float(draw(number)))
+        shared = {i: 3 * i for i in draw(st.sets(st.integers(1, 3)))}
+        return Option(
+            method, level + draw(number), level, held, draw(number), float(draw(number)), tuple(shared.items())
+        )
 
     n = draw(st.integers(1, 5))
     return tuple(

@@ -31,7 +31,8 @@ class Option:
         method: of :data:`groupclip.norms.METHODS`.
         peak: the most while the gradient passes the layer, up to the end of its norms.
         level: when it has.
-        held: of that, what is kept until its group ends.
+        held: of that, what is kept until its group ends, apart from
+        shared: (number, bytes) of what other layers keep too, once for the group.
         closing: the most above ``level`` while its clipped sum is formed.
         seconds: of its norms and clipped sum.
     """
@@ -42,6 +43,7 @@ class Option:
     held: int
     closing: int
     seconds: float
+    shared: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -62,9 +64,10 @@ def _options(layer: Layer, machine: Machine) -> tuple[Option, ...]:
     def seconds(flops: int, moved: int) -> float:
         return flops / machine.flops_per_second + moved / machine.bytes_per_second
 
+    shared = tuple(layer.shared)
     if not layer.choice:
         time = seconds(layer.flops, layer.moved)
-        return (Option(AUTO, layer.window, layer.level, layer.held, layer.closing, time),)
+        return (Option(AUTO, layer.window, layer.level, layer.held, layer.closing, time, shared),)
     two = any(GRAM in ways for _, ways in layer.bookings)
     found = []
     for method in (GRAM, INSTANTIATED) if two else (AUTO,):
@@ -72,7 +75,7 @@ def _options(layer: Layer, machine: Machine) -> tuple[Option, ...]:
         time = sum(seconds(b.flops, b.moved) for _, b, _ in chosen)
         if method != INSTANTIATED:
             peak = max([layer.window, *(level + b.norming for level, b, _ in chosen)])
-            found.append(Option(method, peak, layer.level, layer.held, layer.closing, time))
+            found.append(Option(method, peak, layer.level, layer.held, layer.closing, time, shared))
             continue
         peak, extra = layer.window, 0
         for level, booking, differs in chosen:
@@ -99,10 +102,12 @@ def group_peak(layers: Sequence[LayerCost], chosen: Sequence[int], start: int, e
     """
     before = sum(layer.gradient for layer in layers[:start])
     held = peak = closing = level = 0
+    seen: dict[int, int] = {}
     for i in range(start, end + 1):
         option = layers[i].options[chosen[i]]
         peak = max(peak, option.peak + held)
         level = option.level + held
         closing = max(option.closing, layers[i].gradient - option.held + closing)
-        held += option.held
+        held += option.held + sum(size for number, size in option.shared if number not in seen)
+        seen |= dict(option.shared)
     return before + max(peak, level + closing)

@@ -52,18 +52,15 @@ class Live(TorchDispatchMode):
             self._sizes[key] = size
             self.live += size
             self.peak = max(self.peak, self.live)
-            self.born(key, size)
             weakref.finalize(storage, self._freed, key)
 
     def _freed(self, key: int) -> None:
-        self.live -= self._sizes.pop(key)
-        self.died(key)
+        size = self._sizes.pop(key)
+        self.live -= size
+        self.died(key, size)
 
-    def born(self, storage: int, size: int) -> None:
-        """Called when a storage of ``size`` bytes is first seen; the number is its own until it is freed."""
-
-    def died(self, storage: int) -> None:
-        """Called when a storage is freed."""
+    def died(self, storage: int, size: int) -> None:
+        """Called when a storage of ``size`` bytes is freed."""
 
 
 def watch(run: Callable[[], object], before: Iterable[Tensor]) -> Live:

@@ -26,6 +26,7 @@ class _Label:
     peak: int
     seconds: float
     choice: tuple[int, _Label | None]  # of the last layer, and the label before it
+    seen: frozenset[int] = frozenset()  # of the storages held, those that layers to come may share
 
     def choices(self) -> tuple[int, ...]:
         found: list[int] = []
@@ -63,9 +64,9 @@ def _intervals(layers: Sequence[LayerCost], bound: float) -> Intervals:
     cost = np.full((n, n), math.inf)
     best: dict[tuple[int, int], _Label] = {}
     by_time = math.isfinite(bound)
-    above = 0
+    above, to_come = 0, _to_come(layers)
     for start in range(n):
-        for end, labels in _grown(layers, start, bound - above, by_time):
+        for end, labels in _grown(layers, start, bound - above, by_time, to_come):
             found = min(labels, key=lambda item: item[0].seconds if by_time else item[1])
             cost[start, end] = found[0].seconds if by_time else above + found[1]
             best[start, end] = found[0]
@@ -74,7 +75,7 @@ def _intervals(layers: Sequence[LayerCost], bound: float) -> Intervals:
 
 
 def _grown(
-    layers: Sequence[LayerCost], start: int, bound: float, by_time: bool
+    layers: Sequence[LayerCost], start: int, bound: float, by_time: bool, to_come: Sequence[frozenset[int]]
 ) -> Iterator[tuple[int, list[tuple[_Label, int]]]]:
     """For each end, labels of the group ``start..end`` with their peak if it ends there; those within the bound."""
     labels: list[_Label | None] = [None]
@@ -83,15 +84,16 @@ def _grown(
         for label in labels:
             held, closing = (0, 0) if label is None else (label.held, label.closing)
             peak, seconds = (0, 0.0) if label is None else (label.peak, label.seconds)
+            seen = frozenset() if label is None else label.seen
             for i, option in enumerate(layer.options):
                 highest = max(peak, option.peak + held)
                 if highest > bound:
                     continue
                 # ``closing - held`` is what closing the layers above needs; they come last, when this one is freed
                 needed = max(option.closing, layer.gradient - option.held + closing - held)
-                new = _Label(
-                    held + option.held, held + option.held + needed, highest, seconds + option.seconds, (i, label)
-                )
+                keeps = held + option.held + sum(size for number, size in option.shared if number not in seen)
+                known = (seen | {number for number, _ in option.shared}) & to_come[end]
+                new = _Label(keeps, keeps + needed, highest, seconds + option.seconds, (i, label), known)
                 grown.append(new)
                 total = max(highest, option.level + held + needed)
                 if total <= bound:
@@ -100,7 +102,25 @@ def _grown(
             yield end, ending
         if not grown:
             return
-        labels = list(_unbeaten(grown, by_time))
+        labels = [label for alike in _by_seen(grown) for label in _unbeaten(alike, by_time)]
+
+
+def _to_come(layers: Sequence[LayerCost]) -> list[frozenset[int]]:
+    """For each layer, the shared storages of the layers after it."""
+    after: list[frozenset[int]] = []
+    later: frozenset[int] = frozenset()
+    for layer in reversed(layers):
+        after.append(later)
+        later |= {number for option in layer.options for number, _ in option.shared}
+    return list(reversed(after))
+
+
+def _by_seen(labels: list[_Label]) -> Iterator[list[_Label]]:
+    """Labels that hold the same of what is still to be shared: only these can be told better and worse."""
+    found: dict[frozenset[int], list[_Label]] = {}
+    for label in labels:
+        found.setdefault(label.seen, []).append(label)
+    yield from found.values()
 
 
 def _unbeaten(labels: list[_Label], by_time: bool) -> list[_Label]:

@@ -64,7 +64,8 @@ class Layer:
         window: the highest level since the layer above closed, norms of this one left out.
         bookings: (level before, by norm method) of each use.
         choice: whether the two methods differ.
-        held: bytes of what it booked, each storage with the last layer that booked it.
+        held: bytes of what it alone booked.
+        shared: (number, bytes) of each storage that other layers booked too: the input of queries, keys and values.
         level: when the gate closed. closing: the most above it until it had.
         released: bytes that its closing freed. gradient: bytes of its gradients.
         linear: its weights.
@@ -75,6 +76,7 @@ class Layer:
     bookings: list[tuple[int, dict[str, Booking]]] = field(default_factory=list)
     choice: bool = True
     held: int = 0
+    shared: list[tuple[int, int]] = field(default_factory=list)
     level: int = 0
     closing: int = 0
     released: int = 0
@@ -100,7 +102,8 @@ class Recorder(Live):
         self.after = self.gradients = 0
         self._quiet = False
         self._flops = self._moved = 0
-        self._owners: dict[int, tuple[Layer, int]] = {}  # storage -> the last layer that booked it, bytes
+        self._owners: dict[int, dict[str, Layer]] = {}  # storage -> the layers that booked it
+        self._shared = 0  # storages of several layers so far
 
     @property
     def level(self) -> int:
@@ -121,12 +124,16 @@ class Recorder(Live):
         for tensor in _tensors(samples):
             storage = tensor.untyped_storage()
             if self._sizes.get(storage._cdata, 0) > 0:
-                self._owners[storage._cdata] = (layer, storage.nbytes())
+                self._owners.setdefault(storage._cdata, {})[layer.name] = layer
 
-    def died(self, storage: int) -> None:
-        if storage in self._owners:
-            layer, size = self._owners.pop(storage)
-            layer.held += size
+    def died(self, storage: int, size: int) -> None:
+        owners = list(self._owners.pop(storage, {}).values())
+        if len(owners) == 1:
+            owners[0].held += size
+        elif owners:
+            self._shared += 1
+            for layer in owners:
+                layer.shared.append((self._shared, size))
 
     def aside(self, work: Callable[[], Any]) -> tuple[Any, int, int, int]:
         """Run ``work`` without counting its peak: its result, that peak above the level before, FLOPs, bytes moved."""
