@@ -13,6 +13,7 @@ from torch import Tensor
 import groupclip as gc
 from check_attached import plan
 from check_engine import CORE, ENTRIES, clipped_by_engine, gradients, grouped
+from live import Live
 
 
 class Box:
@@ -83,6 +84,28 @@ def test_evaluation_leaks_nothing_and_disturbs_no_pending_backward(name: str) ->
     for n, g in gradients(model).items():
         assert torch.equal(g, want.sums[n]), n
     assert all(torch.equal(n, want.norms[g]) for g, n in engine.unsafe_norms().items())
+
+
+@pytest.mark.usefixtures("small_heap")
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_evaluation_holds_no_byte(context: type[torch.no_grad] | type[torch.inference_mode]) -> None:
+    """Counted below autograd: after a hundred passes as after the first, with gradients recorded before and after."""
+    entry = ENTRIES["gpt-tied"]
+    model = entry.model()
+    engine = gc.attach(model, None, "layer-wise", None)
+    engine.backward(entry.losses(model, entry.batch(4)))
+    batch = entry.batch(7)
+    with Live([*model.parameters(), *batch]) as seen:
+        held = []
+        for _ in range(100):
+            with context():
+                entry.losses(model.eval(), batch)
+            garbage.collect(0)
+            held.append(seen.live)
+        assert held[-1] <= held[0] and seen.peak > 5_000
+        losses = entry.losses(model.train(), batch)
+        assert seen.live > held[-1] + 5_000  # it does count what a pass holds
+        del losses
 
 
 @pytest.mark.parametrize("kept", [False, True])
