@@ -16,7 +16,7 @@ import numpy as np
 from .cost import LayerCost
 
 #: More labels than this are thinned out: a plan may then be slower than the best, never over the bound.
-MOST_LABELS = 256
+MOST_LABELS = 32
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +57,24 @@ def least_bytes(layers: Sequence[LayerCost]) -> Intervals:
 def least_seconds(layers: Sequence[LayerCost], bound: float) -> Intervals:
     """For each group the least time of all choices whose peak is at most ``bound``."""
     return _intervals(layers, bound)
+
+
+def fastest(layers: Sequence[LayerCost], starts: Sequence[int], bound: float) -> tuple[int, ...]:
+    """The options of all layers with the least time, in given groups, each with a peak of at most ``bound``.
+
+    Raises:
+        ValueError: a group can't keep the bound.
+    """
+    to_come, chosen = _to_come(layers), list[int]()
+    ends = [*(s - 1 for s in starts[1:]), len(layers) - 1]
+    for start, end in zip(starts, ends, strict=True):
+        above = sum(layer.gradient for layer in layers[:start])
+        grown = _grown(layers[: end + 1], start, bound - above, True, to_come)
+        labels = next((found for last, found in grown if last == end), None)
+        if labels is None:
+            raise ValueError(f"the group of layers {start} to {end} needs more than {bound} bytes")
+        chosen += min((label for label, _ in labels), key=lambda label: label.seconds).choices()
+    return tuple(chosen)
 
 
 def _intervals(layers: Sequence[LayerCost], bound: float) -> Intervals:

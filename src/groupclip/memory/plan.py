@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from ..norms import AUTO
 from ..partition import Partition, partition
 from .cost import LayerCost, Machine, group_peak, layer_costs
-from .methods import Intervals, least_bytes, least_seconds
+from .methods import Intervals, fastest, least_bytes, least_seconds
 from .passes import Curve, Sketched, optimizer_bytes
 from .planner import Starts, fewest_groups, least_peak, least_sum
 from .sizes import parse_bytes, show_bytes
@@ -191,7 +191,7 @@ class Planner:
         table = self._least_bytes()
         starts, peak = least_peak(table.cost, groups or len(self.layers))
         # as fast as this peak allows
-        quick = least_seconds_of(self.layers, starts, peak)
+        quick = fastest(self.layers, starts, peak)
         return self._plan(starts, quick, style, None)
 
     def within(self, memory: int, groups: int | None = None) -> Plan:
@@ -288,12 +288,6 @@ class Planner:
     @property
     def _numbers(self) -> dict[str, int]:
         return {name: p.numel() for name, p in self.sketched.model.named_parameters()}
-
-
-def least_seconds_of(layers: Sequence[LayerCost], starts: Starts, bound: float) -> tuple[int, ...]:
-    """The fastest methods in given groups whose peaks are at most ``bound``."""
-    table = least_seconds(layers, bound)
-    return _joined(table, starts, len(layers))
 
 
 def _joined(table: Intervals, starts: Starts, n: int) -> tuple[int, ...]:
