@@ -94,6 +94,14 @@ def test_never_below_the_truth_where_the_fft_rounds(steps, delta):
     assert exact <= value <= exact * 1.12
 
 
+@pytest.mark.parametrize(("steps", "grid"), [(5_000, 2.5e-4), (9_000, 1e-4)])
+def test_the_allowance_is_needed_and_enough_on_a_given_grid(steps, grid):
+    """On the grid that is chosen for such a plan, coarseness may hide the rounding; here it can't."""
+    step, exact = poisson(1.0, math.sqrt(steps)), dp_accounting.get_epsilon_gaussian(1.0, 1e-11)
+    assert accounting._composed(step, steps, grid).get_epsilon_for_delta(1e-11) < exact  # the twin: plain
+    assert exact <= accounting._pld_epsilon(step, steps, 1e-11, grid) <= 1.02 * exact
+
+
 def test_blocks_never_hold_fewer_steps_than_were_taken(monkeypatch):
     monkeypatch.setattr(accounting, "_BLOCK", 10)
     exact = dp_accounting.get_epsilon_gaussian(1.25, 1e-5)  # a noise that no other test has cached
