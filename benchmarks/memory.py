@@ -34,11 +34,14 @@ Made = tuple[nn.Module, Any]
 def vit(name: str, size: int, samples: int, meta: bool = False) -> Made:
     with torch.device("meta" if meta else "cpu"):
         model = build_model(name, input_shape=(3, size, size), num_classes=10, seed=None if meta else 0)
-        return model, (torch.empty(samples, 3, size, size), torch.zeros(samples, dtype=torch.int64))
+        if not meta:  # equal patches, or no gradient below the head, would not be what training sees
+            torch.nn.init.normal_(model.get_parameter("head.weight"), std=0.1)
+        return model, (torch.randn(samples, 3, size, size), torch.zeros(samples, dtype=torch.int64))
 
 
 def text(samples: int) -> Made:
     model = build_model("text-small", input_shape=(64,), num_classes=2, vocabulary=2000, seed=0)
+    torch.nn.init.normal_(model.get_parameter("head.weight"), std=0.1)
     return model, (ids(samples, 64, 2000), torch.zeros(samples, dtype=torch.int64))
 
 

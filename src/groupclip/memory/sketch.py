@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import sys
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -59,6 +60,7 @@ class _Answers(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self._constants: dict[int, tuple[Tensor, Tensor]] = {}  # real tensors that the model holds, and their blanks
+        self._untrue: set[int] = set()  # storages that say whether any entry is true
         self._outputs: dict[Any, Any] = {}  # of operations that were run on such operands before
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -78,6 +80,11 @@ class _Answers(TorchDispatchMode):
             return one, x.new_empty(x.shape, dtype=torch.int64), x.new_empty(0, dtype=torch.int64)
         if func is aten.equal.default:
             raise UnsupportedOperation(_ASKS.format("whether two tensors are equal"))
+        if func.overloadpacket is aten.any:
+            found = func(*args, **kwargs)
+            self._untrue.add(found.untyped_storage()._cdata)
+            weakref.finalize(found.untyped_storage(), self._untrue.discard, found.untyped_storage()._cdata)
+            return found
         key = _key(func, args, kwargs)
         if key is None:
             return self._blanked(func(*args, **kwargs))
@@ -103,12 +110,11 @@ class _Answers(TorchDispatchMode):
             self._constants[id(x)] = (x, blank(x))
         return self._constants[id(x)][1]
 
-    @staticmethod
-    def _number(x: Tensor) -> Any:
+    def _number(self, x: Tensor) -> Any:
         if not x.is_meta:
             return x.item()
-        if x.dtype == torch.bool:
-            return True
+        if x.dtype == torch.bool:  # all are finite; none is doubtful
+            return x.untyped_storage()._cdata not in self._untrue
         raise UnsupportedOperation(_ASKS.format("for a number of a tensor"))
 
 
