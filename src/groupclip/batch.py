@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -54,11 +55,24 @@ def instances_in(value: object, kind: type | tuple[type, ...]) -> Iterator[Any]:
 
 
 def replaced(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Nested tuples, lists and dicts with ``change`` applied to everything else."""
-    if isinstance(value, dict):
+    """Nested tuples, lists and mappings with ``change`` applied to everything else. Containers keep their class."""
+    if type(value) is dict:
         return {k: replaced(v, change) for k, v in value.items()}
+    if isinstance(value, MutableMapping):  # a transformers batch or output: made anew from its own entries
+        again = copy.copy(value)
+        for k, v in value.items():
+            again[k] = replaced(v, change)
+        return again
     if isinstance(value, list):
         return [replaced(v, change) for v in value]
     if isinstance(value, tuple) and not isinstance(value, torch.Size):
-        return tuple(replaced(v, change) for v in value)
+        items = [replaced(v, change) for v in value]
+        if type(value) is tuple:
+            return tuple(items)
+        # A named tuple takes its fields one by one; the named results of torch take them together.
+        return type(value)(*items) if _is_named(value) else type(value)(items)
     return change(value)
+
+
+def _is_named(value: tuple[Any, ...]) -> bool:
+    return isinstance(getattr(type(value), "_fields", None), tuple)

@@ -2,9 +2,10 @@
 
 ``[B, T, d]`` and ``[T, B, d]`` look alike when T = B; ``[2B, d]`` may hold two rows of each sample, one after the other
 (sample-major) or view by view (sample-minor); a constant table may be as long as the batch. Read wrongly, rows would
-be clipped as if they were samples. So before its first pass the engine runs the model on two samples, and again with the
-second one changed, and compares what every parameter meets: the entries that changed are sample 1's. It does so with the
-samples in both orders, and again if what it assumed meanwhile was wrong.
+be clipped as if they were samples. So before its first pass the engine runs the model on two samples ``(a, b)``, then on
+``(a, c)``, ``(b, c)`` and ``(b, a)``, and compares what every parameter meets: the entries that changed from one pass to the
+next are those of the sample that changed. A model that sorts its samples is seen to, for both orders are among them. If what
+was assumed meanwhile was wrong, the passes are made again.
 
 The limit: a model that arranges larger batches, or other values, in a way that these samples don't show.
 """
@@ -25,8 +26,14 @@ from torch import Tensor, nn
 
 from .batch import replaced, tensors_in
 
+#: Which of the two samples changes from each pass of a lesson to the next.
+_CHANGED = (1, 0, 1)
+
 #: What was assumed wrongly in one round may hide places until the next (a constant that turns out to be derived).
 _ROUNDS = 4
+
+#: Among how many samples of the batch to look for two that differ.
+_CANDIDATES = 16
 
 _log = logging.getLogger("groupclip")
 
@@ -84,9 +91,7 @@ class Layouts:
             self._seen.setdefault(place, []).append(_fingerprint(x))
             self.shares.setdefault(place, set()).add(x.shape[0] // batch)
             if axis is None:
-                # Values are right whatever is assumed here; assuming a batch shows the most places in one pass.
-                fitting = (a for a in (Axis.MAJOR, Axis.SECOND) if a.fits(x.shape, batch))
-                axis = self._assumed.setdefault(place, next(fitting, Axis.CONSTANT))
+                axis = self._assumed.setdefault(place, _guess(x, batch, from_batch))
         if axis is None or (axis is Axis.CONSTANT and from_batch):
             self.complete = self.complete and axis is not None
             axis = _by_shape(x, batch, from_batch)
@@ -102,15 +107,20 @@ class Layouts:
             return Axis.MIXED
         return axis
 
-    def _learnt(self, first: dict[Place, list[Tensor]], second: dict[Place, list[Tensor]]) -> bool:
-        """Take in what two passes met; whether nothing was assumed wrongly, so that they met all there is."""
-        for place in first.keys() | second.keys():
-            found = _compare(first.get(place, []), second.get(place, []))
-            before = self.known.get(place, found)
-            self.known[place] = found if before in (found, Axis.CONSTANT) else Axis.MIXED
-        right = all(self.known[place] is assumed for place, assumed in self._assumed.items())
+    def _learnt(self, passes: list[dict[Place, list[Tensor]]]) -> None:
+        """Take in what the passes of one lesson met; each differs from the one before in one sample."""
+        for place in set().union(*passes):
+            met = [p.get(place, []) for p in passes]
+            found = {_compare(x, y, changed) for x, y, changed in zip(met, met[1:], _CHANGED, strict=False)}
+            axis = found.pop() if len(found) == 1 else Axis.MIXED
+            before = self.known.get(place, axis)
+            self.known[place] = axis if before in (axis, Axis.CONSTANT) else Axis.MIXED
         self.complete = True
-        return right
+
+    @property
+    def _misled(self) -> bool:
+        """Whether anything was assumed wrongly in the last lesson, so that it may not have met all there is."""
+        return any(self.known[place] is not assumed for place, assumed in self._assumed.items())
 
     def varies(self, place: Place) -> bool:
         """Whether lessons saw what is met there change with the samples."""
@@ -135,6 +145,13 @@ class Layouts:
             self._seen = None
 
 
+def _guess(x: Tensor, batch: int, from_batch: bool) -> Axis:
+    """What to assume where it isn't known yet: values are right whatever it is, a right guess saves a second round."""
+    if not from_batch and not x.is_floating_point():
+        return Axis.CONSTANT  # positions, segment numbers
+    return next((a for a in (Axis.MAJOR, Axis.SECOND) if a.fits(x.shape, batch)), Axis.CONSTANT)
+
+
 def _by_shape(x: Tensor, batch: int, from_batch: bool) -> Axis:
     """For a place that no lesson has shown: only where the shape leaves no doubt."""
     if batch == 0 and x.dim() > 0:
@@ -144,7 +161,7 @@ def _by_shape(x: Tensor, batch: int, from_batch: bool) -> Axis:
 
 
 def learn(model: nn.Module, layouts: Layouts, run: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Give ``layouts`` a lesson: two passes over two samples of the inputs, one of them changed.
+    """Give ``layouts`` a lesson: passes over two samples of the inputs, of which one changes each time.
 
     The model (buffers, attributes, modes) and random number generators are left as they were. A model that can't run
     on two samples is no error: places that stay unknown go the slow way unless their shape leaves no doubt.
@@ -158,46 +175,50 @@ def learn(model: nn.Module, layouts: Layouts, run: Any, args: tuple[Any, ...], k
         Whether a lesson was given: False where the batch can't teach anything (one sample, or samples that are alike).
     """
     tensors = [t for t in tensors_in((args, kwargs)) if t.dim() > 0]
-    if not tensors or tensors[0].shape[0] < 2:
+    batch = tensors[0].shape[0] if tensors else 0
+    samples = [t for t in tensors if t.shape[0] == batch]
+    # Those that differ from sample 0 in the most inputs: in their length too, if lengths differ.
+    others = sorted(range(1, min(batch, _CANDIDATES)), key=lambda i: -_differing(samples, 0, i))[:2]
+    if not others or _differing(samples, 0, others[0]) == 0:
         return False
-    batch = tensors[0].shape[0]
 
-    def pick(*samples: int) -> tuple[Any, Any]:
+    def pick(*chosen: int) -> tuple[Any, Any]:
         def change(value: Any) -> Any:
-            if isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == batch:
-                return value.detach()[list(samples)]
-            return value
+            own = isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == batch
+            return value.detach()[list(chosen)] if own else value
 
         return replaced((args, dict(kwargs)), change)
 
-    # In both orders: a model that sorts its samples keeps the order of one of them.
-    lessons = [(pick(0, 1), pick(0, 2 if batch > 2 else 0)), (pick(1, 0), pick(1, 2 if batch > 2 else 1))]
-    for before, after in lessons:
-        if all(torch.equal(x, y) for x, y in zip(tensors_in(before), tensors_in(after), strict=True)):
-            return False
     devices = sorted({t.device.index for t in tensors if t.device.type == "cuda"})
-    for _ in range(_ROUNDS):
-        right = []
-        for lesson in lessons:
-            layouts._assumed.clear()  # of a lesson that failed
-            seen: list[dict[Place, list[Tensor]]] = []
-            for inputs in lesson:
-                with _same_random_numbers(devices), _unchanged(model), layouts._watch() as met:
-                    try:
-                        run(*inputs)
-                    except Exception as error:
-                        # The real pass that follows raises it too, unless two samples are the reason. Its text may quote data.
-                        _log.debug("the model can't run on two samples: %s", type(error).__name__)
-                        return True
-                seen.append(met)
-            right.append(layouts._learnt(seen[0], seen[1]))
-        if all(right):
+    for round_ in range(_ROUNDS):
+        layouts._assumed.clear()
+        passes: list[dict[Place, list[Tensor]]] = []
+        a, b = (0, others[0]) if round_ % 2 == 0 else (others[0], 0)
+        # Without a third sample, the same one twice; that may look unlike a batch (no padding, say).
+        path = ((a, b), (a, others[1]), (b, others[1]), (b, a)) if len(others) == 2 else ((a, b), (a, a), (b, a))
+        for pair in path:
+            with same_random_numbers(devices), unchanged(model), layouts._watch() as met:
+                try:
+                    run(*pick(*pair))
+                except Exception as error:
+                    # The real pass that follows raises it too, unless two samples are the reason. Its text may quote data.
+                    _log.debug("the model can't run on two samples: %s", type(error).__name__)
+                    layouts._assumed.clear()
+                    return True
+            passes.append(met)
+        layouts._learnt(passes)
+        if not layouts._misled:
             break
     return True
 
 
+def _differing(samples: list[Tensor], i: int, j: int) -> int:
+    """In how many inputs sample j is another than sample i."""
+    return sum(not torch.equal(t[i], t[j]) for t in samples)
+
+
 @contextmanager
-def _same_random_numbers(devices: list[int]) -> Iterator[None]:
+def same_random_numbers(devices: list[int]) -> Iterator[None]:
     """The same draws in every pass of a lesson, and none that anybody notices afterwards."""
     python, numpy = random.getstate(), np.random.get_state()
     random.seed(0)
@@ -211,16 +232,16 @@ def _same_random_numbers(devices: list[int]) -> Iterator[None]:
         np.random.set_state(numpy)
 
 
-def _compare(first: list[Tensor], second: list[Tensor]) -> Axis:
+def _compare(first: list[Tensor], second: list[Tensor], sample: int) -> Axis:
     """The axis that all uses at one place agree on."""
     if len(first) != len(second):
         return Axis.MIXED
-    found = {_changed(x, y) for x, y in zip(first, second, strict=True)}
+    found = {_changed(x, y, sample) for x, y in zip(first, second, strict=True)}
     return found.pop() if len(found) == 1 else Axis.MIXED
 
 
-def _changed(x: Tensor, y: Tensor) -> Axis:
-    """From two fingerprints ``[d0, d1]`` of a tensor of two samples, of which the second differs."""
+def _changed(x: Tensor, y: Tensor, sample: int) -> Axis:
+    """From two fingerprints ``[d0, d1]`` of a tensor of two samples, of which ``sample`` differs."""
     if x.shape != y.shape:
         return Axis.MIXED
     scale = x.abs().nan_to_num(0, 0, 0).amax() if x.numel() else 0.0
@@ -232,11 +253,11 @@ def _changed(x: Tensor, y: Tensor) -> Axis:
     length, width = x.shape
     even = length % 2 == 0
     candidates = []
-    if even and all(r >= length // 2 for r in rows):
+    if even and all((r >= length // 2) == bool(sample) for r in rows):
         candidates.append(Axis.MAJOR)
-    if even and length > 2 and all(r % 2 == 1 for r in rows):
+    if even and length > 2 and all(r % 2 == sample for r in rows):
         candidates.append(Axis.MINOR)
-    if width == 2 and columns == [1]:
+    if width == 2 and columns == [sample]:
         candidates.append(Axis.SECOND)
     return candidates[0] if len(candidates) == 1 else Axis.MIXED
 
@@ -250,7 +271,7 @@ def _fingerprint(x: Tensor) -> Tensor:
 
 
 @contextmanager
-def _unchanged(model: nn.Module) -> Iterator[None]:
+def unchanged(model: nn.Module) -> Iterator[None]:
     """Put back buffers and attributes of every module that the pass changes (caches, counters, running statistics)."""
     states = [(m.__dict__, {k: _copied(v) for k, v in m.__dict__.items()}) for m in model.modules()]
     buffers = {b: b.detach().clone() for b in model.buffers()}

@@ -86,7 +86,7 @@ _said: set[str] = set()
 RULE = "rule"  # in closed form
 VMAP = "vmap"  # the one operation, sample by sample
 DERIVED = "derived"  # on parameters alone: followed until it meets the batch
-SLOW = "one by one"  # it met the batch, and samples couldn't be told apart: gradients are pulled back one sample at a time
+SLOW = "one by one"  # it met the batch, and samples couldn't be told apart: pulled back one sample at a time
 
 
 class NotSplit(Exception):
