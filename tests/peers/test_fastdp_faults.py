@@ -21,6 +21,7 @@ from peer_models import (
     contribution,
     exact,
     is_noise,
+    length,
     noise_of_a_step,
     plan,
     private,
@@ -222,13 +223,15 @@ def test_f12_the_mean_over_a_batchs_tokens() -> None:
         assert torch.allclose(four.sums[name], three.sums[name] + fourth.sums[name], atol=1e-5)
 
 
-def test_f13_a_loss_scaler_is_refused() -> None:
+@pytest.mark.parametrize("scale", [1.0, 1024.0, 65536.0])
+def test_f13_a_loss_scaler_is_refused(scale: float) -> None:
     """FastDP with a loss scale: every sample sits at R, and its unscaled ``.grad`` is replaced."""
     model, entry = ENTRIES["mlp"].model(), ENTRIES["mlp"]
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale)
     optimizer, engine = private(model)
     before = [p.detach().clone() for p in model.parameters()]
-    engine.backward(scaler.scale(entry.losses(model, entry.batch(4))))
+    engine.backward(scaler.scale(entry.losses(model, entry.batch(1))))
+    assert 0 < length(gradients(model)) <= 1 + 1e-5  # whatever the scale, one sample is within R
     with pytest.raises(PrivacyViolation, match=r"GradScaler.*loss_scale"):
         scaler.step(optimizer)
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
@@ -475,8 +478,8 @@ def test_a_custom_head_that_multiplies_by_its_weights() -> None:
 class Positions(nn.Embedding):
     """A subclass with a forward of its own, as in BART and OPT."""
 
-    def forward(self, length: int) -> Tensor:  # type: ignore[override]
-        return super().forward(torch.arange(length) + 2)
+    def forward(self, count: int) -> Tensor:  # type: ignore[override]
+        return super().forward(torch.arange(count) + 2)
 
 
 def test_a_subclass_of_embedding_and_a_shared_head() -> None:
