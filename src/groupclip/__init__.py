@@ -19,10 +19,12 @@ from .public import public_thresholds
 from .sampling import logical_batches, poisson_batches
 from .search import draw_runs, search_cost
 from .users import PerUser, user_losses
+from .validate import CheckReport, check
 
 __all__ = [
     "Adaptive",
     "BudgetExceeded",
+    "CheckReport",
     "CoverageError",
     "Engine",
     "GroupClipError",
@@ -34,6 +36,7 @@ __all__ = [
     "PrivacyViolation",
     "UnsupportedOperation",
     "attach",
+    "check",
     "clipping",
     "default_delta",
     "draw_runs",

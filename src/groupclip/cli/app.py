@@ -9,6 +9,7 @@ import click
 
 from ..errors import GroupClipError
 from .calibrate import calibrate
+from .check import check
 from .epsilon import epsilon
 from .memory import plan
 from .train import train
@@ -30,7 +31,7 @@ def app() -> None:
     """
 
 
-for command in (train, calibrate, epsilon, plan):
+for command in (train, check, calibrate, epsilon, plan):
     app.add_command(command)
 
 

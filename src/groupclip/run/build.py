@@ -45,11 +45,29 @@ def build(config: RunConfig, task: Task, mechanism: Mechanism | None = None) -> 
     Raises:
         ValueError, TypeError: settings that don't fit together, naming the one.
     """
+    device = _device(config.device)
+    model = model_of(config, task).to(device)
+    torch.manual_seed(secrets.randbits(63))
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer: Optimizer
+    if config.optimizer == "adamw":
+        optimizer = AdamW(parameters, lr=config.lr, weight_decay=config.weight_decay)
+    else:
+        optimizer = SGD(parameters, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
+    groups = groups_of(config, task, model, optimizer)
+    if mechanism is None:
+        plan = Mechanism(dataset_size=len(task.train), expected_batch_size=config.batch_size, steps=config.steps)
+        mechanism = plan.calibrate(epsilon=config.epsilon, delta=config.delta)
+    engine = attach(model, optimizer, groups, mechanism, clip=config.clip, thresholds=config.thresholds)
+    return Trainer(model, optimizer, engine, mechanism, device)
+
+
+def model_of(config: RunConfig, task: Task) -> nn.Module:
+    """The model of a run, with its first weights."""
     from ..models import build_model
 
-    device = _device(config.device)
     options = config.model_options
-    model = build_model(
+    return build_model(
         config.model,
         input_shape=task.input_shape,
         num_classes=task.num_classes,
@@ -58,23 +76,10 @@ def build(config: RunConfig, task: Task, mechanism: Mechanism | None = None) -> 
         image_size=options.get("image_size"),
         activation=options.get("activation"),
         seed=config.seed,
-    ).to(device)
-    torch.manual_seed(secrets.randbits(63))
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer: Optimizer
-    if config.optimizer == "adamw":
-        optimizer = AdamW(parameters, lr=config.lr, weight_decay=config.weight_decay)
-    else:
-        optimizer = SGD(parameters, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
-    groups = _groups(config, task, model, optimizer)
-    if mechanism is None:
-        plan = Mechanism(dataset_size=len(task.train), expected_batch_size=config.batch_size, steps=config.steps)
-        mechanism = plan.calibrate(epsilon=config.epsilon, delta=config.delta)
-    engine = attach(model, optimizer, groups, mechanism, clip=config.clip, thresholds=config.thresholds)
-    return Trainer(model, optimizer, engine, mechanism, device)
+    )
 
 
-def _groups(config: RunConfig, task: Task, model: nn.Module, optimizer: Optimizer) -> Partition:
+def groups_of(config: RunConfig, task: Task, model: nn.Module, optimizer: Optimizer | None) -> Partition:
     """The groups of the run; a planned style is planned for a full microbatch, of which only shapes matter."""
     if isinstance(config.clipping, str) and config.clipping.startswith(PLANNED):
         from ..memory import planned
