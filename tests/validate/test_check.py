@@ -1,0 +1,326 @@
+"""``groupclip.check``: models and losses that mix samples are named, their cured twins pass, and nothing is left behind."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import groupclip as gc
+from models import CATALOGUE
+
+STYLES = ("all-layer", "layer-wise", "param-wise")
+
+
+def images(n: int = 6, *shape: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(n, *(shape or (4,)), generator=generator)
+    return x, torch.randint(0, 3, (n,), generator=generator)
+
+
+def cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), y, reduction="none")
+
+
+class Standardised(nn.Module):
+    """Batch normalisation that somebody wrote by hand."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - x.mean(0)) / (1 + x.square().mean(0))
+
+
+class Sequence(nn.Module):
+    """A recurrent layer that is told, rightly or not, where the batch is."""
+
+    def __init__(self, batch_first: bool, average: int) -> None:
+        super().__init__()
+        self.inside, self.average = nn.GRU(4, 6, batch_first=batch_first), average
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.inside(x)[0].mean(self.average))
+
+
+class Mixup(nn.Module):
+    def __init__(self, mix: bool) -> None:
+        super().__init__()
+        self.head, self.mix = nn.Linear(4, 3), mix
+
+    def forward(self, x: Tensor) -> Tensor:
+        other = x[torch.randperm(len(x))] if self.mix else x
+        return self.head(0.7 * x + 0.3 * other)
+
+
+class Straight(torch.autograd.Function):
+    """Values of single samples, gradients averaged over the batch: seen in the gradients alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return grad.mean(0, keepdim=True).expand_as(grad)
+
+
+class Averaging(nn.Module):
+    def __init__(self, average: bool) -> None:
+        super().__init__()
+        self.body, self.head, self.average = nn.Linear(4, 5), nn.Linear(5, 3), average
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.body(x))
+        return self.head(Straight.apply(h) if self.average else h)
+
+
+class FoldedBySize(nn.Module):
+    """Rows of two samples are interleaved when the batch is large: small batches don't show it."""
+
+    def __init__(self, fold: bool) -> None:
+        super().__init__()
+        self.fold, self.head = fold, nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n = len(x)
+        if n < 4 or not self.fold:
+            return self.head(x.reshape(-1, 4)).view(n, 2, 3).mean(1)
+        return self.head(x.transpose(0, 1).reshape(-1, 4)).view(2, n, 3).mean(0)
+
+
+def net(middle: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), middle, nn.Linear(8, 3))
+
+
+# name -> model, loss, batch that mix samples; the same cured; words of the message
+MIXED: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {}
+
+
+def case(name: str, words: str) -> Callable[[Callable[[bool], Any]], Callable[[bool], Any]]:
+    def keep(make: Callable[[bool], Any]) -> Callable[[bool], Any]:
+        MIXED[name] = (lambda: make(True), lambda: make(False), words)
+        return make
+
+    return keep
+
+
+@case("batch norm", r"module '1' is BatchNorm1d .* GroupNorm")
+def _(mixed: bool) -> Any:
+    return net(nn.BatchNorm1d(8) if mixed else nn.GroupNorm(2, 8)), cross_entropy, images()
+
+
+@case("statistics by hand", r"module '1' \(Standardised\) mixes")
+def _(mixed: bool) -> Any:
+    return net(Standardised() if mixed else nn.Tanh()), cross_entropy, images()
+
+
+@case("mean over the batch's tokens", r"loss_fn divides by a count over the batch")
+def _(mixed: bool) -> Any:
+    x, _ = images(6, 5, 4)
+    y = torch.randint(0, 3, (6, 5), generator=torch.Generator().manual_seed(1))
+    mask = (torch.arange(5) < torch.tensor([[5], [2], [3], [4], [1], [5]])).float()
+
+    def losses(model: nn.Module, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        each = F.cross_entropy(model(x).transpose(1, 2), y, reduction="none") * mask
+        return each.sum(1) / (mask.sum() if mixed else mask.sum(1))
+
+    return nn.Linear(4, 3), losses, (x, y, mask)
+
+
+@case("contrastive loss", r"compares samples with each other")
+def _(mixed: bool) -> Any:
+    x, _ = images(6, 4)
+
+    def losses(model: nn.Module, x: Tensor, z: Tensor) -> Tensor:
+        a, b = model(x), model(z)
+        scores = a @ b.t()
+        return F.cross_entropy(scores, torch.arange(len(a)), reduction="none") if mixed else -(a * b).sum(1)
+
+    return nn.Linear(4, 8), losses, (x, x.flip(1))
+
+
+@case("recurrence over the batch", r"module 'inside' \(GRU\) mixes .* batch_first=True")
+def _(mixed: bool) -> Any:
+    return Sequence(batch_first=not mixed, average=1), cross_entropy, images(6, 5, 4)
+
+
+@case("sequence first", r"transpose it so that the sample comes first")
+def _(mixed: bool) -> Any:
+    x, y = images(6, 5, 4)
+    return (
+        Sequence(batch_first=not mixed, average=0 if mixed else 1),
+        cross_entropy,
+        (x.transpose(0, 1) if mixed else x, y),
+    )
+
+
+@case("sequence first, as long as the batch", r"sequence-first tensors must be transposed")
+def _(mixed: bool) -> Any:
+    x, y = images(5, 5, 4)
+    return Sequence(batch_first=not mixed, average=0 if mixed else 1), cross_entropy, (x, y)
+
+
+@case("mixup at random", r"the forward method of Mixup itself")
+def _(mixed: bool) -> Any:
+    return Mixup(mixed), cross_entropy, images()
+
+
+@case("gradients mixed, values not", r"clipped gradient of body\.weight, body\.bias.* isn't the sum")
+def _(mixed: bool) -> Any:
+    return Averaging(mixed), cross_entropy, images()
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("name", MIXED)
+def test_what_mixes_samples_is_named(name: str, style: str) -> None:
+    mixed, _, words = MIXED[name]
+    with pytest.raises(gc.PrivacyViolation, match=words):
+        gc.check(*mixed(), style)
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("name", MIXED)
+def test_its_cured_twin_passes(name: str, style: str) -> None:
+    _, cured, _ = MIXED[name]
+    report = gc.check(*cured(), style)
+    assert len(report.replayed) >= 4
+
+
+def test_what_only_large_batches_show_needs_as_many_samples() -> None:
+    x, y = images(6, 2, 4)
+    gc.check(
+        FoldedBySize(True), cross_entropy, (x, y), "all-layer"
+    )  # three samples don't show it: stated in the docstring
+    with pytest.raises(gc.PrivacyViolation, match="misreads"):
+        gc.check(FoldedBySize(True), cross_entropy, (x, y), "all-layer", samples=6)
+    gc.check(FoldedBySize(False), cross_entropy, (x, y), "all-layer", samples=6)
+
+
+@pytest.mark.parametrize("name", [entry.name for entry in CATALOGUE])
+def test_every_model_of_the_catalogue_passes(name: str) -> None:
+    entry = next(e for e in CATALOGUE if e.name == name)
+    model = entry.model()
+    report = gc.check(model, lambda m, *batch: entry.losses(m, batch), entry.batch(4), "param-wise")
+    trainable = [n for n, p in model.named_parameters() if p.requires_grad]
+    assert [use.parameter for use in report.uses] == trainable
+    idle = [use.parameter for use in report.uses if not use.operations or not use.norm]
+    assert all(any(n in w for w in report.warnings) for n in idle)
+    assert not idle or name == "unused"
+    assert all(use.parameter in report.table() for use in report.uses)
+
+
+def test_dropout_and_noise_of_the_model_are_no_mixing() -> None:
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(
+                nn.Linear(4, 8), nn.Dropout(0.5), nn.ReLU(), nn.AlphaDropout(0.3), nn.Linear(8, 3)
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x + torch.randn_like(x) * torch.rand(len(x), 1)
+            return self.body(x) * torch.bernoulli(torch.full((len(x), 1), 0.8))
+
+    gc.check(Noisy().train(), cross_entropy, images(), "layer-wise")
+
+
+def test_nothing_is_left_behind() -> None:
+    torch.manual_seed(3)
+    model = net(nn.BatchNorm1d(8).eval())
+    loss = cross_entropy(model, *images()).sum()
+    loss.backward()
+    before = {n: (p.detach().clone(), p.grad) for n, p in model.named_parameters()}
+    buffers = {n: b.clone() for n, b in model.named_buffers()}
+    state = torch.get_rng_state()
+    gc.check(model, cross_entropy, images(), "layer-wise")
+    assert torch.equal(torch.get_rng_state(), state)
+    for name, p in model.named_parameters():
+        assert type(p) is nn.Parameter
+        assert torch.equal(p, before[name][0])
+        assert p.grad is before[name][1]
+    assert all(torch.equal(b, buffers[n]) for n, b in model.named_buffers())
+    assert not model._forward_pre_hooks
+
+
+def test_nothing_is_left_behind_by_a_refusal() -> None:
+    model, loss_fn, batch = MIXED["gradients mixed, values not"][0]()
+    with pytest.raises(gc.PrivacyViolation):
+        gc.check(model, loss_fn, batch, "layer-wise")
+    assert all(type(p) is nn.Parameter and p.grad is None for p in model.parameters())
+    gc.attach(model, None, "layer-wise", None).detach()
+
+
+def test_coverage_says_which_way_each_operation_goes(caplog: pytest.LogCaptureFixture) -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.scale = nn.Parameter(torch.randn(3, 4)), nn.Parameter(torch.ones(3))
+            self.idle = nn.Parameter(torch.ones(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cdist(x, self.weight) * (1 + self.scale)
+
+    with caplog.at_level(logging.ERROR):
+        report = gc.check(Odd(), cross_entropy, images(), {"weight": "a", "*": "b"})
+    uses = {use.parameter: use for use in report.uses}
+    assert uses["weight"].operations == (("cdist", "vmap"),)
+    assert uses["weight"].group == "a"
+    assert ("add", "derived") in uses["scale"].operations
+    assert uses["idle"].operations == ()
+    assert any("cdist has no closed form for weight" in w for w in report.warnings)
+    assert any("no gradient reached idle" in w for w in report.warnings)
+    assert "not used by these samples" in str(report)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_precisions(dtype: torch.dtype) -> None:
+    x, y = images()
+    model = net(nn.LayerNorm(8)).to(dtype)
+    gc.check(model, cross_entropy, (x.to(dtype), y), "layer-wise")
+    with pytest.raises(gc.PrivacyViolation, match="Standardised"):
+        gc.check(net(Standardised()).to(dtype), cross_entropy, (x.to(dtype), y), "layer-wise")
+
+
+def test_a_batch_may_be_a_mapping() -> None:
+    x, y = images()
+    gc.check(net(nn.Tanh()), lambda m, b: cross_entropy(m, b["x"], b["y"]), {"x": x, "y": y}, "layer-wise")
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "batch", "keywords", "error", "words"),
+    [
+        (lambda m, x, y: F.cross_entropy(m(x), y), images(), {}, ValueError, "reduction='none'"),
+        (lambda m, x, y: 1.0, images(), {}, TypeError, "gave float"),
+        (cross_entropy, images(2), {}, ValueError, "the batch has 2 samples, 3 are asked for"),
+        (cross_entropy, images(), {"samples": 1}, ValueError, "at least 2"),
+        (cross_entropy, images(), {"samples": True}, ValueError, "at least 2"),
+        (cross_entropy, ("a", 3), {}, TypeError, "no tensor with a batch dimension"),
+        (lambda m, x, y: 0 * cross_entropy(m, x, y), images(), {}, ValueError, "zero or not finite"),
+        (lambda m, x, y: m(x), images(), {}, gc.PrivacyViolation, r"shape \(1, 3\)"),
+    ],
+)
+def test_wrong_arguments_are_refused(
+    loss_fn: Any, batch: Any, keywords: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        gc.check(net(nn.Tanh()), loss_fn, batch, "layer-wise", **keywords)
+
+
+def test_an_attached_model_is_refused() -> None:
+    model = net(nn.Tanh())
+    engine = gc.attach(model, None, "all-layer", None)
+    with pytest.raises(gc.GroupClipError, match="attached already"):
+        gc.check(model, cross_entropy, images(), "all-layer")
+    engine.detach()
+
+
+def test_the_report_quotes_no_sample() -> None:
+    x, y = images()
+    x[:] = 271828.0 * torch.arange(1, 7).unsqueeze(1)
+    report = str(gc.check(net(nn.Tanh()), cross_entropy, (x / 1e6, y), "layer-wise"))
+    assert "271828" not in report
+    assert "tensor" not in report
