@@ -1,4 +1,4 @@
-"""Torch's attention, decoders and recurrent layers, over their options: exact, and the same output."""
+"""Torch's attention and decoders, over their options: exact, and the same output."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from check_engine import inexact
-from check_rules import B, randn
+from check_rules import randn
 
 
 class Attends(nn.Module):
@@ -96,39 +96,3 @@ def test_transformer_decoder(batch_first: bool, size: int) -> None:
     assert (
         inexact(DecoderLayer(batch_first), (randn(size, 5, 4), randn(size, 3, 4).cos()), styles=("param-wise",)) == []
     )
-
-
-class Recurs(nn.Module):
-    def __init__(self, kind: type[nn.RNNBase], **options: Any) -> None:
-        super().__init__()
-        self.net, self.first = kind(3, 4, **options), options.get("batch_first", False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out, _ = self.net(x if self.first else x.transpose(0, 1))
-        return out if self.first else out.transpose(0, 1)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"batch_first": True}, {}, {"num_layers": 2, "bidirectional": True, "batch_first": True}, {"bias": False}],
-    ids=str,
-)
-@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
-def test_recurrent_layers(kind: type[nn.RNNBase], options: dict[str, Any]) -> None:
-    assert inexact(Recurs(kind, **options), (randn(B, 4, 3),), styles=("all-layer",)) == []
-
-
-@pytest.mark.parametrize("kind", [nn.RNNCell, nn.GRUCell, nn.LSTMCell])
-def test_cells_used_at_every_step(kind: type[nn.RNNCellBase]) -> None:
-    class Loops(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.cell = kind(3, 4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            state = None
-            for step in x.unbind(1):
-                state = self.cell(step, state)
-            return state[0] if isinstance(state, tuple) else state  # type: ignore[return-value]
-
-    assert inexact(Loops(), (randn(B, 4, 3),), styles=("param-wise",)) == []

@@ -42,6 +42,7 @@ from .mechanism import Mechanism
 from .noise import NoiseSource, SecureNoise
 from .partition import Partition, check_covers, partition
 from .private import Call, PrivateParameter, PrivateTensor
+from .rules.recurrent import note_order
 from .step import Bystanders, PrivateStep
 from .tape import LossReduction, Tape
 from .thresholds import Thresholds
@@ -154,6 +155,8 @@ class Engine:
         handles += [handle for slot in self._slots for handle in slot.hook()]
         keepers = [m for m in model.modules() if isinstance(m, (_BatchNorm, _InstanceNorm))]
         handles += [m.register_forward_pre_hook(refuse_batch_statistics) for m in keepers]
+        recurrent = [m for m in model.modules() if isinstance(m, nn.RNNBase)]
+        handles += [m.register_forward_pre_hook(note_order, with_kwargs=True) for m in recurrent]
         if optimizer is not None:
             if self.mechanism is not None:
                 handles.append(register_optimizer_step_pre_hook(Bystanders(self._slots, optimizer)))

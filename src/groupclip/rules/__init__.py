@@ -18,11 +18,12 @@ from . import (
     generic,
     matmul,
     normalisation,
+    recurrent,
     rows,
     transposed,
 )
 
 __all__ = [
     "activation", "affine", "attention", "bags", "broadcast", "convolution", "einsum", "embedding", "generic", "matmul",
-    "normalisation", "rows", "transposed",
+    "normalisation", "recurrent", "rows", "transposed",
 ]  # fmt: skip

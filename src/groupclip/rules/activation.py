@@ -24,11 +24,11 @@ def prelu(call: Call, input: Any, weight: Any) -> Tensor:
     channels = weight.numel() > 1
     if channels and axis is Axis.SECOND:
         raise NotSplit
-    batch, own = call.batch, weight.shape
+    batch, own, x_dtype = call.batch, weight.shape, x.dtype
     aligned = torch.Size([weight.numel(), *[1] * (x.dim() - 2)] if channels else [])
 
     def book(saved: Any, grads: Any) -> list[PerSample]:
-        slopes = grads[0] * saved[0].clamp(max=0)
+        slopes = grads[0].to(torch.promote_types(x_dtype, torch.float32)) * saved[0].clamp(max=0)
         return [Dense(sum_to(slopes, axis, aligned, batch).reshape(batch, *own))]
 
     return call.tap([out], [x], [weight], book)[0]

@@ -67,8 +67,9 @@ def embedding_bag(
     batch = call.batch
 
     def book(saved: Any, grads: Any) -> list[PerSample]:
-        ids, weights = saved[0], torch.ones_like(saved[0], dtype=grads[0].dtype) if len(saved) == 1 else saved[1]
-        weights = weights.masked_fill(ids == padding, 0)
+        wide = torch.promote_types(grads[0].dtype, torch.float32)
+        ids, weights = saved[0], torch.ones_like(saved[0], dtype=wide) if len(saved) == 1 else saved[1]
+        weights = weights.to(wide).masked_fill(ids == padding, 0)
         if bags is not None:
             ids, weights = bags.padded(ids), bags.padded(weights)
         if mode == "mean":

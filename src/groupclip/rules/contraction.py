@@ -84,7 +84,8 @@ def contraction(
         a = by_sample(torch.einsum(product, *saved), inputs)
         g = by_sample(grads[0].permute([result.index(x) for x in front + letters.outputs]), outputs)
         if len(shape) == 1:
-            return [Dense((a * g).sum(dim=(1, 3), dtype=torch.promote_types(g.dtype, torch.float32)))]
+            wide = torch.promote_types(g.dtype, torch.float32)
+            return [Dense((a.to(wide) * g).sum(dim=(1, 3)))]
         if len(shape) == 2:
             return [Outer(a.squeeze(2), g.squeeze(2))]
         # Independent maps are groups of channels, and positions the pixels of a convolution with a kernel of one.

@@ -96,7 +96,11 @@ def tensordot(call: Call, a: Any, b: Any, dims: int | Sequence[Sequence[int]] = 
     summed = {first[i] for i in pairs[0]}
     result = "".join(x for x in (*first, *second) if x not in summed)
     return contraction(
-        call, [a, b], ["".join(first), "".join(second)], result, lambda x, y: torch.tensordot(x, y, pairs)
+        call,
+        [a, b],
+        ["".join(first), "".join(second)],
+        result,
+        lambda x, y: torch.tensordot(x, y, pairs),  # pyright: ignore
     )
 
 

@@ -89,7 +89,7 @@ def run_by_sample(call: Call) -> Any:
         def one(slices: tuple[Tensor, ...], cotangent: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             return vjp(lambda *values: replay(values, slices, where), *shared)[1](cotangent)
 
-        return [Dense(g) for g in vmap(one)(sliced, cotangents)]
+        return [Dense(g) for g in _each(batch, one, sliced, cotangents)]
 
     tapped = call.tap(tensors, [leaves[i] for i in where], [leaves[i] for i in privates], book)
     if not isinstance(result, (tuple, list)):
@@ -137,7 +137,7 @@ def _reproduces(
             try:
                 # torch warns where vmap falls back to a loop; slow is what this rule is, and says.
                 _functorch._set_vmap_fallback_warning_enabled(False)
-                apart = vmap(lambda *slices, p=parameters: replay(p, slices, where))(*sliced)
+                apart = _each(call.batch, lambda slices, p=parameters: replay(p, slices, where), sliced)
                 together = replay(parameters, tuple(operands), where)
             except (RuntimeError, ValueError, TypeError, IndexError, AssertionError):
                 return None  # shapes that don't fit, random numbers, or an operation that vmap can't split
@@ -145,6 +145,13 @@ def _reproduces(
                 break
         found = [_axis_of(x, y, call.batch) for x, y in zip(together, apart, strict=True)]
         return None if None in found else [axis for axis in found if axis is not None]
+
+
+def _each(batch: int, function: Callable[..., tuple[Tensor, ...]], *slices: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """``function`` of each sample's slices, results stacked. One sample needs no vmap, which can't split every operation."""
+    if batch != 1:
+        return vmap(function)(*slices)
+    return tuple(result.unsqueeze(0) for result in function(*(tuple(t[0] for t in group) for group in slices)))
 
 
 def _axis_of(together: Tensor, apart: Tensor, batch: int) -> Axis | None:
