@@ -66,7 +66,6 @@ def main() -> None:
         "FACT": fact(facts["fact"]), "BOUNDARIES": boundaries(facts["boundaries"]),
         "SECONDS": table(["net", "seconds", "of processor time", "process, GB"], seconds),
         "BELL": table(["layers", "groupings", "as a power of ten"], bell),
-        "SETTING": ", ".join(f"{k} {v}" for k, v in facts["setting"].items()),
     }  # fmt: skip
     for name, value in values.items():
         text = text.replace(f"@{name}@", value)
