@@ -146,7 +146,7 @@ class PrivateStep:
         return zip(self._slots, gradients, strict=True)
 
     def _make_private(self, expected_batch_size: float) -> None:
-        if not all(bool(torch.isfinite(grad).all()) for _, grad in self._gradients() if grad is not None):
+        if not all(_is_finite(grad) for _, grad in self._gradients() if grad is not None):
             raise PrivacyViolation(
                 "a summed gradient isn't finite, though every sample was bounded: the sum is too large for its dtype. Call "
                 "engine.discard() to give up this logical batch, and use a smaller threshold or float32 parameters"
@@ -207,6 +207,11 @@ _SCALER = (
     "it would divide the clipped sum after the fact, and skip a step by looking at gradients without noise. Do without it: "
     "bfloat16 needs none, and for float16 give engine.backward a constant loss_scale"
 )
+
+def _is_finite(x: Tensor) -> bool:
+    """One pass without a tensor as large as ``x``; minimum and maximum propagate nan."""
+    return all(bool(torch.isfinite(end)) for end in torch.aminmax(x))
+
 
 _BROKEN = (
     "an earlier backward pass of this logical batch failed half-way, so p.grad holds a part of its samples; call "
