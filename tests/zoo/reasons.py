@@ -15,8 +15,6 @@ REPLAYED = {
     "where": "the learnt position bias is masked by `where`, which no rule covers",
     "cdist": "distances to learnt codes: no rule covers `cdist`",
     "getitem": "the rows of a bare parameter that are read depend on the sample",
-    "einsum": "a sum of products with one operand of the sample's own making",
-    "gru_cell": "no rule covers the cell called alone",
 }
 
 #: Samples lie along no one dimension of what these layers meet: exact, one sample at a time, said in the log.
