@@ -5,8 +5,9 @@ import itertools
 import weakref
 
 import pytest
+import torch
 
-from groupclip import sampling
+from groupclip import attach, sampling
 from groupclip.draws import draw
 from groupclip.mechanism import Mechanism
 from groupclip.sampling import claim, poisson_batches
@@ -158,3 +159,26 @@ def test_nothing_is_kept_alive():
     assert [reference() is not None for reference in kept[:-1]] == [False] * (len(kept) - 1)
     del logical_batch
     assert kept[-1]() is None
+
+
+def test_a_batch_drawn_before_an_engine_vouches_for_none_of_its_steps():
+    """The last batch of one run is still there when another engine with the same plan begins."""
+    plan = Mechanism(dataset_size=40, expected_batch_size=40, steps=2, noise_multiplier=1.0)  # every batch: 40 samples
+    x = torch.randn(40, 3)
+
+    def attached():
+        model = torch.nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return model, optimizer, attach(model, optimizer, "all-layer", plan)
+
+    first = attached()
+    for logical_batch in poisson_batches(x, plan, microbatch=40):
+        for part in logical_batch:
+            first[2].backward(first[0](part).square().sum(1))
+        first[1].step()
+        first[1].zero_grad()
+    second = attached()
+    second[2].backward(second[0](x).square().sum(1))
+    second[1].step()
+    assert first[2].ledger.sampling == "groupclip"
+    assert second[2].ledger.sampling == "user"

@@ -4,6 +4,7 @@ A Poisson batch varies in size, and may be empty: that is a step as well. The si
 add-or-remove adjacency it tells who is in), so nothing here prints or logs it.
 """
 
+import itertools
 import weakref
 from collections.abc import Hashable, Iterator, Sequence, Sized
 from typing import Any
@@ -128,6 +129,7 @@ class LogicalBatch:
         self._handed_out = 0
         self._begun = False
         self._claimed_by: set[int] = set()
+        self._number = next(_numbers)
         _live.add(self)
 
     def __repr__(self) -> str:
@@ -166,20 +168,28 @@ class _Run:
 
 
 _live: "weakref.WeakSet[LogicalBatch]" = weakref.WeakSet()
+_numbers = itertools.count()
 
 
-def claim(mechanism: Mechanism, owner: int, samples: int) -> bool:
+def drawn_so_far() -> int:
+    """A number that logical batches drawn from now on exceed: see ``since`` of :func:`claim`."""
+    return next(_numbers)
+
+
+def claim(mechanism: Mechanism, owner: int, samples: int, since: int = -1) -> bool:
     """Was a step of ``owner`` (an engine's id) that saw ``samples`` samples taken on a groupclip logical
     batch?
 
     True if a logical batch of this mechanism, under a secret key, is in use, wholly handed out, of exactly ``samples`` samples,
-    and not yet claimed by ``owner``; it is claimed then. So a step on half a batch, on a batch plus other
+    and not yet claimed by ``owner``; it is claimed then. A batch that was drawn before ``since`` (when the owner was attached) is of
+    another engine's run. So a step on half a batch, on a batch plus other
     samples, or a second step on one batch counts as the user's own sampling.
     """
     batches = sorted(_live, key=lambda batch: batch.step)
     for batch in batches:
         ours = batch._run.secret and batch._run.mechanism == mechanism
-        if ours and owner not in batch._claimed_by and batch._is_whole(samples):
+        ours = ours and batch._number > since and owner not in batch._claimed_by
+        if ours and batch._is_whole(samples):
             batch._claimed_by.add(owner)
             return True
     return False

@@ -19,7 +19,7 @@ from .guard import Left, called_by_scaler, holds_something, several_processes
 from .ledger import Ledger
 from .noise import NoiseSource
 from .private import PrivateParameter
-from .sampling import claim
+from .sampling import claim, drawn_so_far
 
 
 class PrivateStep:
@@ -42,6 +42,7 @@ class PrivateStep:
         self._show_plain, self._show_private = plain, private
         self._seen: Counter[str] = Counter()  # group -> samples since the last step: secret
         self._broken = False
+        self._since = drawn_so_far()  # batches drawn before this engine are another's
 
     def saw(self, group: str, samples: int) -> None:
         """A group clipped so many samples of the logical batch."""
@@ -112,7 +113,7 @@ class PrivateStep:
             self._check_untouched()
             self._ledger.check()
             self._make_private(self._ledger.mechanism.expected_batch_size)
-            own = claim(self._ledger.mechanism, id(self), max(self._seen.values(), default=0))
+            own = claim(self._ledger.mechanism, id(self), max(self._seen.values(), default=0), self._since)
             self._ledger.record("groupclip" if own else "user")
         self._seen.clear()
         self._show_plain()
@@ -207,6 +208,7 @@ _SCALER = (
     "it would divide the clipped sum after the fact, and skip a step by looking at gradients without noise. Do without it: "
     "bfloat16 needs none, and for float16 give engine.backward a constant loss_scale"
 )
+
 
 def _is_finite(x: Tensor) -> bool:
     """One pass without a tensor as large as ``x``; minimum and maximum propagate nan."""
