@@ -181,8 +181,8 @@ def claim(mechanism: Mechanism, owner: int, samples: int, since: int = -1) -> bo
     batch?
 
     True if a logical batch of this mechanism, under a secret key, is in use, wholly handed out, of exactly ``samples`` samples,
-    and not yet claimed by ``owner``; it is claimed then. A batch that was drawn before ``since`` (when the owner was attached) is of
-    another engine's run. So a step on half a batch, on a batch plus other
+    and not yet claimed by ``owner``; it is claimed then. A batch that was drawn before ``since`` (when the owner was
+    attached) is of another engine's run. So a step on half a batch, on a batch plus other
     samples, or a second step on one batch counts as the user's own sampling.
     """
     batches = sorted(_live, key=lambda batch: batch.step)
