@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from check_engine import inexact
-from check_rules import randn
+from check_rules import Calls, randn, slow_operations
 
 
 class Attends(nn.Module):
@@ -96,3 +97,41 @@ def test_transformer_decoder(batch_first: bool, size: int) -> None:
     assert (
         inexact(DecoderLayer(batch_first), (randn(size, 5, 4), randn(size, 3, 4).cos()), styles=("param-wise",)) == []
     )
+
+
+def learnt_bias(dropout: float = 0.0, masked: bool = False, padded: bool = False, **options: Any) -> nn.Module:
+    """x [B, 5, 4]: two heads with a bias of each pair of positions; some rows masked as a whole, some by the batch."""
+
+    def run(x: Tensor, bias: Tensor) -> Tensor:
+        if masked:
+            bias = bias.masked_fill(torch.arange(5)[:, None] == 2, float("-inf"))
+        if padded:
+            bias = bias + torch.where(x[:, None, None, :, 0] > 1.0, -1e4, 0.0).to(x.dtype)
+        heads = x.unflatten(-1, (2, 2)).transpose(1, 2)
+        with torch.random.fork_rng():
+            torch.manual_seed(3)
+            return F.scaled_dot_product_attention(heads, heads.cos(), heads.sin(), bias, dropout, **options).transpose(
+                1, 2
+            )
+
+    return Calls(run, bias=randn(1, 2, 5, 5))
+
+
+@pytest.mark.parametrize("options", [{}, {"masked": True}, {"padded": True}, {"scale": 0.3}, {"dropout": 0.4}], ids=str)
+def test_a_learnt_bias_in_the_fused_attention(options: dict[str, Any]) -> None:
+    """With dropout one sample, so that the oracle draws the same masks."""
+    for size in (1,) if "dropout" in options else (1, 3, 5):
+        assert inexact(learnt_bias(**options), (randn(size, 5, 4),)) == [], size
+    assert slow_operations(learnt_bias(**options), (randn(3, 5, 4),)) == set()
+
+
+def test_a_table_repeated_for_every_sample() -> None:
+    """DeBERTa's relative positions: ``[heads, positions, d]``, one copy after another, in a product of stacks."""
+
+    def run(x: Tensor, table: Tensor) -> Tensor:
+        heads = x.unflatten(-1, (2, 2)).transpose(1, 2).flatten(0, 1)  # [B * 2, 5, 2]
+        return torch.bmm(heads, table.repeat(len(x), 1, 1).mT).unflatten(0, (-1, 2))
+
+    for size in (1, 2, 3, 5):
+        assert inexact(Calls(run, table=randn(2, 7, 2)), (randn(size, 5, 4),)) == [], size
+    assert slow_operations(Calls(run, table=randn(2, 7, 2)), (randn(3, 5, 4),)) == set()

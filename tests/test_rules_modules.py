@@ -13,6 +13,7 @@ from torch.nn.utils import parametrizations
 
 from check_engine import inexact
 from check_rules import B, Calls, ids, randn
+from groupclip.persample.pulled import Pulled
 
 PARAMETRISED: dict[str, Callable[[], nn.Module]] = {
     "weight norm": lambda: parametrizations.weight_norm(nn.Linear(4, 5)),
@@ -87,6 +88,22 @@ def test_parameters_that_are_changed_before_use(function: str) -> None:
     parameters = {name: randn(*size) + 0.1 * i for i, (name, size) in enumerate(shapes.items())}
     for size in (1, B, 5):
         assert inexact(Calls(call, **parameters), (randn(size, *shape),)) == [], size
+
+
+def test_positions_keep_no_gradient_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ids that are all different pick rows: norms are those of the sum's gradient, whatever the length of the table."""
+
+    def refuse(self: Pulled) -> Tensor:
+        raise AssertionError("instantiated")
+
+    monkeypatch.setattr(Pulled, "instantiate", refuse)
+    assert (
+        inexact(Calls(lambda x, w: x + F.embedding(torch.arange(5)[None], w), w=randn(9, 4)), (randn(B, 5, 4),)) == []
+    )
+    with pytest.raises(AssertionError, match="instantiated"):  # its twin: an id that comes twice
+        inexact(
+            Calls(lambda x, w: x + F.embedding(torch.tensor([[0, 3, 3, 0, 3]]), w), w=randn(9, 4)), (randn(B, 5, 4),)
+        )
 
 
 class Returns(nn.Module):

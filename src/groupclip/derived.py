@@ -85,11 +85,12 @@ _ISOMETRIC: set[Any] = {
 _SHIFTS: set[Any] = {torch.add, Tensor.add, torch.sub, Tensor.sub}
 
 
-def derive(call: Call, rows: Rows | None = None) -> Any:
+def derive(call: Call, rows: Rows | None = None, picks: bool = False) -> Any:
     """Run the operation of ``call`` away from the batch; tensors that depend on parameters come back private.
 
     Args:
         rows: how to read the result as activations, if its dimension 0 could be the batch.
+        picks: the result is entries of the one private operand, none of them twice.
     """
     if call.in_place:
         raise UnsupportedOperation(
@@ -111,7 +112,7 @@ def derive(call: Call, rows: Rows | None = None) -> Any:
         native = shadow = call.func(*shadow_args, **shadow_kwargs)
         if len(call.privates) == 1 and shadow is _shadow(call.privates[0], leaves):
             return call.privates[0]  # nothing was to be done: w.to(the same dtype), w.contiguous()
-    isometric = _is_isometric(call)
+    isometric = _is_isometric(call, picks)
     if rows is None:
         rows = _pointwise_rows(call) or carried(call)
 
@@ -166,7 +167,7 @@ def _roots(call: Call) -> tuple[Root, ...]:
     return tuple(roots.values())
 
 
-def _is_isometric(call: Call) -> bool:
+def _is_isometric(call: Call, picks: bool) -> bool:
     from .private import PrivateTensor
 
     if len(call.privates) != 1:
@@ -174,6 +175,8 @@ def _is_isometric(call: Call) -> bool:
     private = call.privates[0]
     if isinstance(private, PrivateTensor) and not private._derived.isometric:
         return False
+    if picks:
+        return True
     if not call.args or call.args[0] is not private:
         return False
     others = [*call.args[1:], *call.kwargs.values()]

@@ -102,4 +102,22 @@ def _open_one_more(mask: Tensor | None) -> Tensor | None:
     return None if mask is None else F.pad(mask, (0, 1))
 
 
+def scaled_dot_product(
+    call: Call, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
+    scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    """With a learnt bias for a mask (T5, BEiT, Swin): written out, so that it is added like any other.
+
+    So does torch, where a mask takes gradients; rows that are masked as a whole attend to nothing.
+    """
+    if is_causal or enable_gqa or not call.is_private(attn_mask) or any(map(call.is_private, (query, key, value))):
+        raise NotSplit
+    scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    scores = dispatch(torch.add, (scores, attn_mask), {})
+    if call.is_private(scores):
+        raise NotSplit
+    return F.dropout(torch.ops.aten._safe_softmax(scores, -1), dropout_p) @ value
+
+
 RULES[F.multi_head_attention_forward] = multi_head_attention
+RULES[F.scaled_dot_product_attention] = scaled_dot_product

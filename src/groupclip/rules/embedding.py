@@ -48,7 +48,8 @@ def embedding(
         return looked_up(axis)
     # Positions, types: a lookup in a constant depends on the table alone, until it meets the batch.
     readable = input.dim() > 0 and input.shape[0] == call.batch
-    return derive(call, (lambda: looked_up(Axis.MAJOR)) if readable else None)
+    different = padding_idx is None and input.unique().numel() == input.numel()
+    return derive(call, (lambda: looked_up(Axis.MAJOR)) if readable else None, picks=different)
 
 
 def _book(batch: int, axis: Axis, shape: torch.Size, padding_idx: int | None) -> Any:

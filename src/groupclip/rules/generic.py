@@ -42,16 +42,6 @@ def run_by_sample(call: Call) -> Any:
     if not any(None not in c for c in choices):
         raise NotSplit  # nothing here is the batch
     values = [call.value(v) for v in leaves]
-    args, kwargs = _unflatten(layout, values)
-    result = call.func(*args, **kwargs)
-    outputs = list(result) if isinstance(result, (tuple, list)) else [result]
-    if not any(isinstance(o, Tensor) for o in outputs):
-        raise NotSplit
-    if not all(isinstance(o, Tensor) or o is None for o in outputs) or any(
-        o is not None and o.is_inference() for o in outputs
-    ):
-        raise NotSplit
-    tensors = [o for o in outputs if o is not None]
     detached = [v.detach() if isinstance(v, Tensor) else v for v in values]
 
     func, batch = call.func, call.batch  # not ``call``: it holds the operands, and what is booked must not keep them
@@ -62,7 +52,10 @@ def run_by_sample(call: Call) -> Any:
             operands[index] = value
         replay_args, replay_kwargs = _unflatten(layout, operands)
         out = func(*replay_args, **replay_kwargs)
-        return tuple(o for o in (out if isinstance(out, (tuple, list)) else [out]) if o is not None)
+        outputs = tuple(o for o in (out if isinstance(out, (tuple, list)) else [out]) if o is not None)
+        if not outputs or not all(isinstance(o, Tensor) for o in outputs):
+            raise TypeError(f"{func} gives other things than tensors")
+        return outputs
 
     for reading in itertools.islice(itertools.product(*choices), 32):
         where = [i for i, axis in zip(plain, reading, strict=True) if axis is not None]
@@ -73,6 +66,13 @@ def run_by_sample(call: Call) -> Any:
         if found is not None:
             break
     else:
+        raise NotSplit
+    # Only now: an operation that draws random numbers has been refused, and none of the model's were drawn.
+    args, kwargs = _unflatten(layout, values)
+    result = call.func(*args, **kwargs)
+    outputs = list(result) if isinstance(result, (tuple, list)) else [result]
+    tensors = [o for o in outputs if o is not None]
+    if any(o.is_inference() for o in tensors):
         raise NotSplit
     _say_once(call)
     kinds = [(o.shape, o.dtype, o.device) for o in tensors]
@@ -151,7 +151,9 @@ def _each(batch: int, function: Callable[..., tuple[Tensor, ...]], *slices: tupl
     """``function`` of each sample's slices, results stacked. One sample needs no vmap, which can't split every operation."""
     if batch != 1:
         return vmap(function)(*slices)
-    return tuple(result.unsqueeze(0) for result in function(*(tuple(t[0] for t in group) for group in slices)))
+    devices = sorted({t.device.index for group in slices for t in group if t.is_cuda})
+    with torch.random.fork_rng(devices):
+        return tuple(result.unsqueeze(0) for result in function(*(tuple(t[0] for t in group) for group in slices)))
 
 
 def _axis_of(together: Tensor, apart: Tensor, batch: int) -> Axis | None:

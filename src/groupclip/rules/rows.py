@@ -14,6 +14,8 @@ from ..persample.dense import Dense
 from ..private import RULES, Call, NotSplit, PrivateTensor
 from .broadcast import sum_to
 
+_REPEATS: set[Any] = {Tensor.repeat, torch.tile, Tensor.tile}
+
 
 def expand(call: Call, self: Any, *args: Any, **kwargs: Any) -> Any:
     """``expand``, ``expand_as``, ``broadcast_to``, and ``repeat`` along dimension 0.
@@ -25,13 +27,18 @@ def expand(call: Call, self: Any, *args: Any, **kwargs: Any) -> Any:
     value = call.func(call.value(self), *args, **kwargs)
     missing = value.dim() - self.dim()
     grew = missing > 0 or self.shape[0] == 1
-    repeats = (
-        call.func in (Tensor.repeat, torch.tile, Tensor.tile)
-        and value.shape[1:] != ((1,) * missing + tuple(self.shape))[1:]
-    )
-    if value.shape[0] != call.batch or not grew or repeats:
-        return call.derive()
     batch, shape = call.batch, self.shape
+    repeated = call.func in _REPEATS
+    repeats = repeated and value.shape[1:] != ((1,) * missing + tuple(shape))[1:]
+    if repeated and value.shape == (batch * shape[0], *shape[1:]):
+
+        def book_copies(saved: Any, grads: Any) -> list[PerSample]:
+            return [Dense(grads[0].reshape(batch, *shape))]
+
+        # The whole of it for each sample, one copy after another.
+        return derive(call, lambda: call.tap([value], [], [self], book_copies)[0])
+    if value.shape[0] != batch or not grew or repeats:
+        return call.derive()
 
     def book(saved: Any, grads: Any) -> list[PerSample]:
         return [Dense(sum_to(grads[0], Axis.MAJOR, shape, batch))]
