@@ -26,6 +26,7 @@ from ..private import SLOW, VMAP
 from .coverage import Coverage, ParameterUse, slow, table
 from .mixing import first_mixing_module
 from .replay import Batch, Losses, comparable, kept_gradients
+from .single import Sample, alone
 
 _LARGE = 1e6
 
@@ -39,24 +40,6 @@ _HALF_LOSS_TOLERANCE = 3e-2
 
 #: A group whose gradient is this small beside the whole is judged by the whole: there is only rounding in it.
 _FLOOR = 1e-4
-
-Gradients = dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class _Sample:
-    """What plain torch gives for one sample alone: its loss, and its gradients with the norm of each group."""
-
-    loss: float
-    grads: Gradients
-    norms: Mapping[str, float]
-
-    def factor(self, group: str, threshold: float) -> float:
-        """The clip factor of Abadi et al.; a sample that isn't finite contributes nothing."""
-        norm = self.norms[group]
-        if norm - norm != 0:
-            return 0.0
-        return min(1.0, threshold / norm) if norm > 0 else 1.0
 
 
 @dataclass(frozen=True)
@@ -144,25 +127,25 @@ class _Check:
     def run(self) -> CheckReport:
         last = self.samples - 1
         some = list(range(last))
-        alone = {i: self._alone(self.data.pick(i)) for i in some}
+        singles = {i: self._alone(self.data.pick(i)) for i in some}
         large = self._alone(self.data.pick(last), times=_LARGE)
-        self._losses_keep_apart({i: sample.loss for i, sample in alone.items()} | {last: large.loss / _LARGE})
+        self._losses_keep_apart({i: sample.loss for i, sample in singles.items()} | {last: large.loss / _LARGE})
         engine = attach(
-            self.model, None, self.groups, None, clip=Abadi(), thresholds=self._thresholds(list(alone.values()))
+            self.model, None, self.groups, None, clip=Abadi(), thresholds=self._thresholds(list(singles.values()))
         )
         engine._tape.observer = self.coverage
         try:
-            self._equal(engine, "a batch as it is", self.data.pick(*some), list(alone.values()))
-            self._equal(engine, "all samples but one removed", self.data.pick(0), [alone[0]])
+            self._equal(engine, "a batch as it is", self.data.pick(*some), list(singles.values()))
+            self._equal(engine, "all samples but one removed", self.data.pick(0), [singles[0]])
             weights = torch.tensor([1.0, _LARGE])
             self._equal(
                 engine, "a sample replaced by one with a loss a million times as large", self.data.pick(0, last),
-                [alone[0], large], weights,
+                [singles[0], large], weights,
             )  # fmt: skip
-            self._bounded(engine, "a sample zeroed out", self.data.changed([0, 1], times={1: 0.0}), alone[0])
+            self._bounded(engine, "a sample zeroed out", self.data.changed([0, 1], times={1: 0.0}), singles[0])
             if self.data.has_real_inputs:
                 wild = self.data.changed([0, 1], times={1: _LARGE})
-                self._bounded(engine, "a sample's inputs a million times as large", wild, alone[0])
+                self._bounded(engine, "a sample's inputs a million times as large", wild, singles[0])
         finally:
             engine.detach()
         return CheckReport(self.coverage.rows(self.groups), tuple(self.replayed), tuple(self._warnings()))
@@ -172,55 +155,23 @@ class _Check:
     def _loss(self, arguments: tuple[Any, ...]) -> Tensor:
         return self.loss_fn(self.model, *arguments)
 
-    def _alone(self, arguments: tuple[Any, ...], times: float = 1.0) -> _Sample:
-        """Loss and gradients of a batch of one sample, by plain torch."""
-        with comparable(self.model):
-            try:
-                loss = self._loss(arguments)
-            except Exception as error:
-                raise PrivacyViolation(
-                    f"the model or the loss can't be computed for a batch of one sample ({type(error).__name__}): either they mix "
-                    "samples, or the sample isn't dimension 0 of every tensor in the batch (sequence-first tensors must be "
-                    "transposed)"
-                ) from error
-            self._require_one(loss)
-            loss = loss * times
-            names = list(self.params)
-            grads = torch.autograd.grad(loss.sum(), [self.params[n] for n in names], allow_unused=True)
-        found = {n: g.detach() for n, g in zip(names, grads, strict=True) if g is not None}
-        self.lowest = max(self.lowest, loss.dtype, *(g.dtype for g in found.values()), key=lambda d: torch.finfo(d).eps)
-        norms = {
-            m: sum(float(square_sums(found[n].unsqueeze(0))) for n in self.groups[m] if n in found) ** 0.5
-            for m in self.groups.names
-        }
-        return _Sample(float(loss.detach()), found, norms)
+    def _alone(self, arguments: tuple[Any, ...], times: float = 1.0) -> Sample:
+        sample = alone(self.model, self.loss_fn, arguments, self.groups, times)
+        self.lowest = max(self.lowest, sample.dtype, key=lambda d: torch.finfo(d).eps)
+        return sample
 
-    def _require_one(self, loss: Any) -> None:
-        if not isinstance(loss, Tensor):
-            raise TypeError(f"loss_fn gave {type(loss).__name__}; it must give a tensor [B] of losses, one per sample")
-        if loss.dim() == 0:
-            raise ValueError(
-                "loss_fn gave a single number; it must give one loss per sample, [B]: use reduction='none'"
-            )
-        if tuple(loss.shape) != (1,):
-            raise PrivacyViolation(
-                f"loss_fn gave losses of shape {tuple(loss.shape)} for a batch of one sample: it must be (1,). If the first "
-                "dimension of an input is the sequence, transpose it so that the sample comes first; if each sample has "
-                "several losses, reduce them, e.g. losses.flatten(1).mean(1)"
-            )
-
-    def _thresholds(self, alone: list[_Sample]) -> dict[str, float]:
+    def _thresholds(self, singles: list[Sample]) -> dict[str, float]:
         """Half the smallest norm that a group has, so that every sample is clipped."""
-        whole = max(sum(norm**2 for norm in sample.norms.values()) ** 0.5 for sample in alone)
+        whole = max(sum(norm**2 for norm in sample.norms.values()) ** 0.5 for sample in singles)
         if not 0 < whole < float("inf"):
             raise ValueError(
                 "the gradients of these samples are zero or not finite, so there is nothing to compare: pass others"
             )
-        return {m: max(0.5 * min(s.norms[m] for s in alone), _FLOOR * whole) for m in self.groups.names}
+        return {m: max(0.5 * min(s.norms[m] for s in singles), _FLOOR * whole) for m in self.groups.names}
 
     # ------------------------------------------------------------------ the comparisons
 
-    def _losses_keep_apart(self, alone: Mapping[int, float]) -> None:
+    def _losses_keep_apart(self, single: Mapping[int, float]) -> None:
         """In no batch may a sample's loss be another than its loss alone."""
         last = self.samples - 1
         pairs = [(0, 1), (0, last), (last, 1)] if last > 1 else [(0, 1), (1, 0)]
@@ -233,8 +184,8 @@ class _Check:
                     f"loss_fn gave losses of shape {tuple(losses.shape)} for a batch of two samples: it must be (2,)"
                 )
             for here, i in zip(losses.tolist(), pair, strict=True):
-                if abs(here - alone[i]) > tolerance * (abs(alone[i]) + 1e-3) or (here != here) != (
-                    alone[i] != alone[i]
+                if abs(here - single[i]) > tolerance * (abs(single[i]) + 1e-3) or (here != here) != (
+                    single[i] != single[i]
                 ):
                     raise PrivacyViolation(self._blame())
 
@@ -265,10 +216,15 @@ class _Check:
         )
 
     def _equal(
-        self, engine: Engine, what: str, arguments: tuple[Any, ...], alone: list[_Sample], weights: Tensor | None = None
+        self,
+        engine: Engine,
+        what: str,
+        arguments: tuple[Any, ...],
+        singles: list[Sample],
+        weights: Tensor | None = None,
     ) -> None:
         """The engine's sums must be those of the single samples."""
-        off = self._off(engine, arguments, alone, weights)
+        off = self._off(engine, arguments, singles, weights)
         tolerance = _TOLERANCE.get(self.lowest, _HALF_TOLERANCE)
         wrong = [n for m in self.groups.names for n in self.groups[m] if not off[n] <= tolerance * engine.thresholds[m]]
         if wrong:
@@ -280,7 +236,7 @@ class _Check:
             )
         self.replayed.append(what)
 
-    def _bounded(self, engine: Engine, what: str, arguments: tuple[Any, ...], without: _Sample) -> None:
+    def _bounded(self, engine: Engine, what: str, arguments: tuple[Any, ...], without: Sample) -> None:
         """A sample may move the sum of no group by more than its threshold."""
         off = self._off(engine, arguments, [without])
         tolerance = _TOLERANCE.get(self.lowest, _HALF_TOLERANCE)
@@ -293,7 +249,7 @@ class _Check:
         self.replayed.append(what)
 
     def _off(
-        self, engine: Engine, arguments: tuple[Any, ...], alone: list[_Sample], weights: Tensor | None = None
+        self, engine: Engine, arguments: tuple[Any, ...], singles: list[Sample], weights: Tensor | None = None
     ) -> dict[str, float]:
         """Parameter -> distance of the engine's clipped sum from that of the single samples."""
         with comparable(self.model):
@@ -303,7 +259,7 @@ class _Check:
             engine.backward(losses)
         off = {}
         for group, threshold in engine.thresholds.items():
-            parts = [(sample.grads, sample.factor(group, threshold)) for sample in alone]
+            parts = [(sample.grads, sample.factor(group, threshold)) for sample in singles]
             for name in self.groups[group]:
                 own = [(grads[name], factor) for grads, factor in parts if name in grads and factor > 0]
                 off[name] = _distance(self.params[name].grad, own)
