@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -10,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 from torch.nn.utils.rnn import pack_sequence as pack
+from torch.utils.checkpoint import checkpoint
 
 from check_engine import inexact
-from check_rules import B, ids, randn, slow_operations
+from check_rules import B, ids, observed, randn, slow_operations
 
 KINDS = [nn.RNN, nn.GRU, nn.LSTM]
 CELLS = [nn.RNNCell, nn.GRUCell, nn.LSTMCell]
@@ -188,6 +190,68 @@ def test_dropout_between_layers(kind: type[nn.RNNBase]) -> None:
     """
     assert inexact(Drops(kind), (randn(1, 4, 3),)) == []
     assert inexact(Drops(kind).eval(), (randn(B, 4, 3),)) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_dropout_draws_as_torch_does(kind: type[nn.RNNBase]) -> None:
+    for model, batch in (
+        (Drops(kind), (randn(B, 4, 3),)),
+        (Packs(kind, "unsorted", dropout=0.4, num_layers=2, batch_first=True), packed_batch("unsorted", 5)),
+    ):
+        torch.manual_seed(8)
+        plain = model(*batch)
+        with observed(model, batch):
+            torch.manual_seed(8)
+            torch.testing.assert_close(model(*batch), plain)
+
+
+@pytest.mark.parametrize("way", ["sorted by the model", "unsorted"])
+def test_lengths_that_a_lesson_doesnt_show(way: str) -> None:
+    """The first samples are equally long, so two of them keep their order when the model sorts; later ones don't."""
+    lengths = torch.tensor([3] * 17 + [5, 1, 4])
+    assert inexact(Packs(nn.GRU, way), (randn(20, 5, 3), lengths), styles=("all-layer",)) == []
+    if (
+        way == "sorted by the model"
+    ):  # not taken for a batch in order, and told so once samples of unequal length are met
+        assert slow_operations(Packs(nn.GRU, way), (randn(20, 5, 3), lengths)) != set()
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.front, self.net = nn.Linear(3, 3), kind(3, 4, num_layers=2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(lambda x: self.net(x)[0], torch.tanh(self.front(x)), use_reentrant=False)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_checkpointed_layer(kind: type[nn.RNNBase]) -> None:
+    assert inexact(Checkpointed(kind), (randn(B, 4, 3),)) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_place_on_outputs(kind: type[nn.RNNBase]) -> None:
+    """The steps are computed again from the outputs, which the model may change: it has a copy."""
+
+    class Changes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = kind(3, 4, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out, state = self.net(x)
+            return joined(out.add_(1).mul_(2).sigmoid_(), state, True)
+
+    assert inexact(Changes(), (randn(B, 4, 3),)) == []
+
+
+def test_a_copy_of_an_attached_model() -> None:
+    model, batch = Packs(nn.LSTM, "unsorted"), packed_batch("unsorted", 4)
+    with observed(model, batch):
+        twin = copy.deepcopy(model)
+        with torch.no_grad():
+            torch.testing.assert_close(twin(*batch), model(*batch))
 
 
 class Words(nn.Module):
