@@ -116,4 +116,6 @@ CATALOGUE = (
     Entry("on-parameters", uses.OnParameters, numbers(4), output_square),
     Entry("flattened", uses.Flattened, tokens(5, 7), output_square),
     Entry("rare", uses.Rare, numbers(4, 6), output_square),
+    Entry("recurrent", uses.Recurrent, numbers(4, 4), output_square),
+    Entry("counted", uses.Counted, tokens(5, 7), output_square),
 )

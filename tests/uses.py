@@ -215,3 +215,33 @@ class Rare(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.activation(self.up(x)).transpose(1, 2)  # [B, 13, 3]
         return self.pairs(x, torch.tanh(x)) + torch.einsum("btp,kpr->btr", x, self.mixer)
+
+
+class Recurrent(nn.Module):
+    """x [B, T, 4]: layers that hide their products behind one operation, samples second, and a cell at every step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.LSTM(4, 3, num_layers=2, bidirectional=True)
+        self.cell = nn.GRUCell(6, 4)
+        self.parts = nn.Parameter(torch.zeros(9, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, _ = self.net(x.transpose(0, 1))
+        state = None
+        for step in x.unbind(0):
+            state = self.cell(step, state)
+        gate, up, down = self.parts.chunk(3)
+        return torch.tanh(F.linear(state, gate)) * F.linear(state, up) + F.linear(state, down)
+
+
+class Counted(nn.Module):
+    """ids [B, T]: a bag of words in a table that is the head too, transposed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.EmbeddingBag(7, 4, mode="mean", padding_idx=0)
+        self.bend = nn.PReLU(4)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.bend(self.words(ids)) @ self.words.weight.t()
