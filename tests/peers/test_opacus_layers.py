@@ -165,8 +165,7 @@ class OpacusRecurrence(Checks):
 class NativeRecurrence(Checks):
     def run_test(self, x: Any, module: nn.Module, batch_first: bool = True, **options: Any) -> None:
         module.dp_rnn = native(module.dp_rnn)
-        if not (isinstance(x, PackedSequence) and x.batch_sizes[0] == 1):  # see test_a_packed_batch_of_one
-            super().run_test(x, module, batch_first, **options)
+        super().run_test(x, module, batch_first, **options)
 
 
 class NativeAttention(Checks):
@@ -226,8 +225,7 @@ class ComparesWithTorch(Checks):
         packs = isinstance(x, PackedSequence)
         padded = pad_packed_sequence(x, batch_first=True) if packs else ()
         inputs = padded or (x if layer.batch_first else x.transpose(0, 1),)
-        if not (packs and x.batch_sizes[0] == 1):  # see test_a_packed_batch_of_one
-            self.check(Recurs(layer, layer.batch_first, packs), (*inputs, *states))
+        self.check(Recurs(layer, layer.batch_first, packs), (*inputs, *states))
 
 
 #: module of opacus.tests -> its class, and (what replaces the comparison, examples so that enough of them get that far)
@@ -294,7 +292,6 @@ def test_no_family_is_left_out() -> None:
     assert len(shipped) == 16 and shipped <= set(FAMILIES)
 
 
-@pytest.mark.xfail(reason="the generic rule's vmap can't read the sizes of a packed batch of one", strict=False)
 @pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
 def test_a_packed_batch_of_one(kind: type[nn.RNNBase]) -> None:
     assert inexact(Recurs(kind(5, 3), batch_first=False, packs=True), (torch.randn(1, 4, 5), torch.tensor([4]))) == []

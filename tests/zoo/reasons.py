@@ -11,7 +11,6 @@ from groupclip.private import SLOW, VMAP
 
 #: The operation is exact, and is replayed for all samples at once in the backward pass.
 REPLAYED = {
-    "scaled_dot_product_attention": "a learnt position bias goes into the fused attention kernel, whose inside no rule sees",
     "where": "the learnt position bias is masked by `where`, which no rule covers",
     "cdist": "distances to learnt codes: no rule covers `cdist`",
     "getitem": "the rows of a bare parameter that are read depend on the sample",

@@ -26,7 +26,6 @@ passes at {f32:.0e}. Where a model casts to float32 inside, the float64 runs cas
 
 Most parameters go through closed forms. *Replayed*: this one operation is run again for all samples at once (`vmap`), exact.
 *One by one*: from there on gradients are pulled back one sample at a time: exact, slow, and said in the log.
-With attention dropout, fused attention (`sdpa`) with a learnt position bias goes one by one too; choose `eager` there.
 """
 COLUMNS = ("model", "attention", "parameters", *STYLES, "float32", "result", "without a closed form, and why")
 MADE_BY_HAND = (
