@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import click
 
 from ..errors import GroupClipError
+from .bound import bound
 from .calibrate import calibrate
 from .check import check
 from .epsilon import epsilon
@@ -31,7 +32,7 @@ def app() -> None:
     """
 
 
-for command in (train, check, calibrate, epsilon, plan):
+for command in (train, check, calibrate, epsilon, plan, bound):
     app.add_command(command)
 
 

@@ -97,7 +97,7 @@ def least_norm(y: float, *, xi: float, gamma: float = GAMMA, groups: int = 1) ->
     def norm(logit: Numbers) -> Numbers:
         share = 1 / (1 + np.exp(-logit))  # (r^2 - 1) y / (2 gamma), in (0, 1) exactly where the inverse exists
         r = np.sqrt(1 + 2 * gamma / y * share)
-        return math.sqrt(groups) * _inverse(np.float64(y), r, share, z, gamma) + xi / r
+        return math.sqrt(groups) * _inverse(np.asarray(y), r, share, z, gamma) + xi / r
 
     best, least = _minimum(norm)
     return least, math.sqrt(1 + 2 * gamma / y / (1 + math.exp(-best)))
