@@ -7,7 +7,11 @@ Four forms of one bound, which do not agree:
 * :func:`proof_last_line`: the appendix's last line. Its powers are right; its constant isn't the limit (too small by up to 1.30
   where xi / sqrt(M) >> gamma, too large by up to 2 where it is << gamma).
 * :func:`theorem_as_printed`, with ``rho T`` under the fourth root, that is ``rho^(-1/4)``, and :func:`headline`, ``rho^(-3/2)``
-  as the O() of the theorem says: neither follows from the proof. The first is too small, the second needlessly large.
+  as the O() of the theorem says: the proof has neither. As T grows and for small rho, the first is smaller than anything that
+  is proved, the second needlessly large.
+
+At finite T the asymptotes lie on either side of what is proved: below it where the level a is large beside gamma and xi small,
+above it where xi is large. They are kept for comparison with the paper.
 
 ``max_t P(||g_t|| < b) >= 1 - rho`` speaks of one step t in 0 .. T-1, the best one, which nobody knows; and of the learning
 rate of :attr:`Setting.learning_rate`, whose constants nobody knows either. It explains; it doesn't certify a run.
@@ -122,7 +126,7 @@ def proof_last_line(setting: Setting, groups: int) -> float:
 
 
 def theorem_as_printed(setting: Setting, groups: int) -> float:
-    """Theorem 1 as printed, ``rho T`` under the fourth root: ``rho^(-1/4)``. Does NOT follow from its proof: too small.
+    """Theorem 1 as printed, ``rho T`` under the fourth root: ``rho^(-1/4)``. Does NOT follow from its proof: too small for small rho.
 
     The print has gamma = 0.01 put in; here any gamma, which the print's constants 20 and 1/5 stand for.
     """
