@@ -25,8 +25,8 @@ def test_json_partition_and_figure(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_the_largest_batch(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["plan", "--model", "vit-micro", "--memory", "50MB"]) == 0
-    assert "of 50.00 MB" in capsys.readouterr().out
+    assert run(["plan", "--model", "vit-micro", "--memory", "20MB"]) == 0
+    assert "of 20.00 MB" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
