@@ -75,6 +75,7 @@ class Layouts:
     known: dict[Place, Axis] = field(default_factory=dict)
     shares: dict[Place, set[int]] = field(default_factory=dict)  # entries of dimension 0 that each sample had there
     complete: bool = False  # no pass has met an unknown place since the last lesson
+    failed: bool = False  # the model can't run on two samples of its batch: nothing is read off shapes then
     _seen: dict[Place, list[Tensor]] | None = None
     _assumed: dict[Place, Axis] = field(default_factory=dict)
 
@@ -93,9 +94,12 @@ class Layouts:
             self.shares.setdefault(place, set()).add(x.shape[0] // batch)
             if axis is None:
                 axis = self._assumed.setdefault(place, _guess(x, batch, from_batch))
-        if axis is None or (axis is Axis.CONSTANT and from_batch):
-            self.complete = self.complete and axis is not None
-            axis = _by_shape(x, batch, from_batch)
+        if axis is Axis.CONSTANT and x.requires_grad:
+            # It isn't: the samples of the lesson were alike here, or multiplied by zero. Another lesson may show more.
+            self.complete, axis = False, Axis.MIXED
+        if axis is None:
+            self.complete = False
+            axis = Axis.MIXED if self.failed and batch > 1 else _by_shape(x, batch, from_batch)
         if batch == 1 and axis is not Axis.SECOND:
             return Axis.MAJOR  # whatever it is, it is this sample's
         if axis is Axis.CONSTANT:
@@ -157,8 +161,8 @@ def _by_shape(x: Tensor, batch: int, from_batch: bool) -> Axis:
     """For a place that no lesson has shown: only where the shape leaves no doubt."""
     if batch == 0 and x.dim() > 0:
         return Axis.MAJOR if x.shape[0] == 0 else Axis.SECOND
-    first = from_batch and x.dim() > 0 and x.shape[0] == batch
-    return Axis.MAJOR if first and not (x.dim() > 2 and x.shape[1] == batch) else Axis.MIXED
+    alone = from_batch and x.dim() > 0 and x.shape[0] == batch and batch not in x.shape[1:]
+    return Axis.MAJOR if alone else Axis.MIXED
 
 
 def learn(model: nn.Module, layouts: Layouts, run: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -183,34 +187,66 @@ def learn(model: nn.Module, layouts: Layouts, run: Any, args: tuple[Any, ...], k
     if not others or _differing(samples, 0, others[0]) == 0:
         return False
 
-    def pick(*chosen: int) -> tuple[Any, Any]:
-        def change(value: Any) -> Any:
-            own = isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == batch
-            return value.detach()[list(chosen)] if own else value
-
-        return replaced((args, dict(kwargs)), change)
-
     devices = sorted({t.device.index for t in tensors if t.device.type == "cuda"})
+    # If the model can't run on two samples, an input that isn't of the batch may be as long as it by chance (positions).
+    for cut in (samples, [t for t in samples if t.dim() > 1], samples[:1]):
+        passes = _Passes(model, run, args, kwargs, {id(t) for t in cut}, devices)
+        layouts.failed = not _teach(layouts, passes, others)
+        if not layouts.failed:
+            break
+    return True
+
+
+@dataclass(frozen=True)
+class _Passes:
+    """Forward passes on some samples of the inputs.
+
+    Attributes:
+        cut: ids of the inputs whose dimension 0 is the sample.
+    """
+
+    model: nn.Module
+    run: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    cut: set[int]
+    devices: list[int]
+
+    def meet(self, layouts: Layouts, samples: tuple[int, int]) -> dict[Place, list[Tensor]] | None:
+        """What parameters meet in a pass on two samples; None if the model can't be run on them."""
+
+        def change(value: Any) -> Any:
+            return value.detach()[list(samples)] if id(value) in self.cut else value
+
+        args, kwargs = replaced((self.args, dict(self.kwargs)), change)
+        with same_random_numbers(self.devices), unchanged(self.model), layouts._watch() as met:
+            try:
+                self.run(args, kwargs)
+            except Exception as error:
+                # The real pass that follows raises it too, unless two samples are the reason. Its text may quote data.
+                _log.debug("the model can't run on two samples: %s", type(error).__name__)
+                return None
+        return met
+
+
+def _teach(layouts: Layouts, passes: _Passes, others: list[int]) -> bool:
+    """The rounds of a lesson; False if a pass couldn't be made."""
     for round_ in range(_ROUNDS):
         layouts._assumed.clear()
-        passes: list[dict[Place, list[Tensor]]] = []
         a, b = (0, others[0]) if round_ % 2 == 0 else (others[0], 0)
         path = [(a, b), (a, a), (b, a)]
         if round_ > 0 and len(others) == 2:
             path[1:2] = [(a, others[1]), (b, others[1])]
+        met: list[dict[Place, list[Tensor]]] = []
         for pair in path:
-            with same_random_numbers(devices), unchanged(model), layouts._watch() as met:
-                try:
-                    run(*pick(*pair))
-                except Exception as error:
-                    # The real pass that follows raises it too, unless two samples are the reason. Its text may quote data.
-                    _log.debug("the model can't run on two samples: %s", type(error).__name__)
-                    layouts._assumed.clear()
-                    return True
-            passes.append(met)
-        if round_ == 0 and len(others) == 2 and not _alike(passes):
+            one = passes.meet(layouts, pair)
+            if one is None:
+                layouts._assumed.clear()
+                return False
+            met.append(one)
+        if round_ == 0 and len(others) == 2 and not _alike(met):
             continue  # the same sample twice may not look like a batch: without padding, say
-        layouts._learnt(passes)
+        layouts._learnt(met)
         if not layouts._misled:
             break
     return True

@@ -129,7 +129,7 @@ def _split(call: Call) -> Any:
     from .rules.generic import run_by_sample  # here: rules import this module
 
     rule = RULES.get(call.func)
-    if rule is not None:
+    if rule is not None and not call.complex:
         try:
             result = rule(call, *call.args, **call.kwargs)
             return call.seen(result, DERIVED if any(map(call.is_private, tensors_in(result))) else RULE)
@@ -250,6 +250,11 @@ class Call:
     ) -> tuple[Tensor, ...]:
         """Tie outputs to the private operands: ``book`` gives one :class:`PerSample` for each of ``operands``."""
         return tap(outputs, saved, [targets(o) for o in operands], book)
+
+    @property
+    def complex(self) -> bool:
+        """Whether complex numbers take part: the rules' closed forms are those of real ones."""
+        return any(t.is_complex() for t in instances_in((self.args, self.kwargs), Tensor))
 
     @property
     def met_batch(self) -> bool:
