@@ -34,7 +34,9 @@ def choose_method(positions: int, inputs: int, outputs: int) -> str:
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Norms and factors live in float32 or better, never below."""
+    """Norms and factors live in float32 or better, never below. Complex gradients (of derived tensors) stay complex."""
+    if dtype.is_complex:
+        return torch.complex128 if dtype == torch.complex128 else torch.complex64
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
