@@ -126,7 +126,7 @@ def proof_last_line(setting: Setting, groups: int) -> float:
 
 
 def theorem_as_printed(setting: Setting, groups: int) -> float:
-    """Theorem 1 as printed, ``rho T`` under the fourth root: ``rho^(-1/4)``. Does NOT follow from its proof: too small for small rho.
+    """Theorem 1 as printed, ``rho T`` under the fourth root: ``rho^(-1/4)``. Not proved: too small for small rho.
 
     The print has gamma = 0.01 put in; here any gamma, which the print's constants 20 and 1/5 stand for.
     """
@@ -134,7 +134,7 @@ def theorem_as_printed(setting: Setting, groups: int) -> float:
 
 
 def headline(setting: Setting, groups: int) -> float:
-    """The theorem's O(rho^(-3/2) T^(-1/4)) with its constants: follows, since it is larger than the proof's, but isn't the proof's.
+    """The theorem's O(rho^(-3/2) T^(-1/4)) with its constants. Larger than the right limit for rho < 0.76, and not what is proved.
 
     The power -3/2 belongs to the proof's remainder, ``O(rho^(-3/2) T^(-3/4))``.
     """
