@@ -7,6 +7,8 @@ groups = gc.partition(model, "uniform:4")
 engine = gc.attach(model, optimizer, groups, mechanism)
 """
 
+from typing import TYPE_CHECKING, Any
+
 from . import clipping
 from .adaptive import Adaptive
 from .engine import Engine, attach
@@ -21,6 +23,9 @@ from .search import draw_runs, search_cost
 from .users import PerUser, user_losses
 from .validate import CheckReport, check
 
+if TYPE_CHECKING:
+    from .auditing import StepAudit, audit
+
 __all__ = [
     "Adaptive",
     "BudgetExceeded",
@@ -34,8 +39,10 @@ __all__ = [
     "PerUser",
     "Plan",
     "PrivacyViolation",
+    "StepAudit",
     "UnsupportedOperation",
     "attach",
+    "audit",
     "check",
     "clipping",
     "default_delta",
@@ -48,3 +55,12 @@ __all__ = [
     "search_cost",
     "user_losses",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Audits are loaded when they are asked for."""
+    if name in ("StepAudit", "audit"):
+        from . import auditing
+
+        return getattr(auditing, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
