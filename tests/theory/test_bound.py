@@ -5,7 +5,7 @@ import math
 
 import pytest
 import sympy
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from groupclip.theory import (
@@ -65,6 +65,7 @@ def test_the_proof_step_by_step():
     assert sympy.simplify(ratio * rho ** sympy.Rational(-1, 4)) != 1, "rho T doesn't"
 
 
+@settings(deadline=None)
 @given(SETTINGS, GROUPS)
 def test_dp_sgd_is_the_proofs_inequality(setting, groups):
     """At the bound's r, with a from rho: P = 1 - 2 sqrt(M) / (a sqrt(T)) sqrt(2 gap L (1 + sigma^2 d / B^2)) is 1 - rho."""
@@ -137,6 +138,7 @@ def test_rates():
 # ------------------------------------------------------------------ monotone
 
 
+@settings(deadline=None)
 @given(SETTINGS, GROUPS, st.integers(1, 500), st.floats(1.01, 100))
 def test_monotone(setting, groups, more, times):
     here = dp_sgd(setting, groups).norm

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import sympy
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from groupclip.theory import distance, inverse, largest_distance, least_norm, linear_inverse, small_level_constant
@@ -58,6 +58,7 @@ def residue(x, y, r, z, gamma):
     )
 
 
+@settings(deadline=None)
 @given(st.floats(0, 1e3), R, POSITIVE, POSITIVE, GROUPS)
 def test_distance_is_the_printed_one(x, r, xi, gamma, groups):
     z = xi / math.sqrt(groups)
@@ -70,6 +71,7 @@ def test_distance_is_the_printed_one(x, r, xi, gamma, groups):
 # ------------------------------------------------------------------ its properties
 
 
+@settings(deadline=None)
 @given(st.floats(0, 1 - 1e-3), R, POSITIVE, POSITIVE, GROUPS)
 def test_inverse(share, r, xi, gamma, groups):
     facts = {"r": r, "xi": xi, "gamma": gamma, "groups": groups}
@@ -79,6 +81,7 @@ def test_inverse(share, r, xi, gamma, groups):
     assert float(distance(x, **facts)) == pytest.approx(y, rel=1e-9, abs=1e-300)
 
 
+@settings(deadline=None)
 @given(st.floats(1e-6, 1e3), R, POSITIVE, POSITIVE, GROUPS)
 def test_distance_increases_and_stays_below_its_limit(x, r, xi, gamma, groups):
     facts = {"r": r, "xi": xi, "gamma": gamma, "groups": groups}
@@ -89,6 +92,7 @@ def test_distance_is_negative_below_zero_where_the_paper_says_it_is_not():
     assert distance(-0.25, r=2.0, xi=1.0) < 0
 
 
+@settings(deadline=None)
 @given(st.floats(1.5, 20), st.floats(1e-2, 10), st.floats(1e-2, 10), GROUPS)
 def test_the_asymptote_at_a_fixed_r(r, xi, gamma, groups):
     facts = {"r": r, "xi": xi, "gamma": gamma, "groups": groups}
@@ -127,6 +131,7 @@ def alignment(g, deviation, gamma):
 VECTORS = st.lists(st.floats(-5, 5), min_size=3, max_size=3).map(np.array)
 
 
+@settings(deadline=None)
 @given(VECTORS, VECTORS, R, st.floats(1e-2, 10))
 def test_the_lemma(g, deviation, r, gamma):
     """For two-point noise, the smallest symmetric kind; the expectation of any other is a mixture of these."""
@@ -148,6 +153,7 @@ def test_twin_of_the_lemma_without_its_half_and_without_symmetry():
 # ------------------------------------------------------------------ the best r
 
 
+@settings(deadline=None)
 @given(st.floats(1e-8, 1.0), st.floats(1e-2, 10), st.floats(1e-3, 1), GROUPS, st.floats(1e-6, 1 - 1e-6))
 def test_no_other_r_is_better(y, xi, gamma, groups, share):
     norm, r = least_norm(y, xi=xi, gamma=gamma, groups=groups)

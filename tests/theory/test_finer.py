@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -22,6 +22,7 @@ def coarse_factors(clip, norms, R):
 NORMS = arrays(np.float64, st.tuples(st.integers(1, 4), st.integers(1, 3)), elements=st.floats(0.01, 10))
 
 
+@settings(deadline=None)
 @given(NORMS, st.floats(0.1, 20), st.sampled_from(["abadi", "automatic"]))
 def test_what_is_found_clips_alike_and_a_misfit_is_one(norms, R, clip):
     found = finer_thresholds(norms, [0] * norms.shape[1], R, clip=clip)
@@ -37,6 +38,7 @@ def test_what_is_found_clips_alike_and_a_misfit_is_one(norms, R, clip):
     assert factors(clip, n[pair[1:]], found.misfit.threshold) != pytest.approx(whole[pair[1:]], rel=1e-13)
 
 
+@settings(deadline=None)
 @given(NORMS, st.floats(0.1, 20))
 def test_samples_in_proportion_are_served_by_abadi(norms, R):
     alike = np.outer(np.linspace(1, 3, 5), norms[0])
