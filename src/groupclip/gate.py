@@ -190,17 +190,17 @@ class _Use:
             gate.group.tape.require_permission()  # before anything is booked
             if gate.closed:
                 gate.close()  # raises: a second backward
+            if self.recomputed and not gate.nested:
+                raise PrivacyViolation(
+                    f"group {gate.group.name!r} is used inside and outside a re-entrant checkpoint, which would clip it in "
+                    "parts: use torch.utils.checkpoint with use_reentrant=False"
+                )
             token = gate.token
             if token is not None and not torch._C._will_engine_execute_node(token.grad_fn):  # pyright: ignore
                 raise PrivacyViolation(
                     f"a gradient through group {gate.group.name!r} was asked for that isn't the training loss's own "
                     "(torch.autograd.grad inside the loss, for adversarial examples or penalties): it would be clipped together "
                     "with it. Compute it on a copy of the model, or before attaching"
-                )
-            if self.recomputed and not gate.nested:
-                raise PrivacyViolation(
-                    f"group {gate.group.name!r} is used inside and outside a re-entrant checkpoint, which would clip it in "
-                    "parts: use torch.utils.checkpoint with use_reentrant=False"
                 )
 
     def run(self, saved: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:

@@ -161,8 +161,8 @@ def _by_shape(x: Tensor, batch: int, from_batch: bool) -> Axis:
     """For a place that no lesson has shown: only where the shape leaves no doubt."""
     if batch == 0 and x.dim() > 0:
         return Axis.MAJOR if x.shape[0] == 0 else Axis.SECOND
-    alone = from_batch and x.dim() > 0 and x.shape[0] == batch and batch not in x.shape[1:]
-    return Axis.MAJOR if alone else Axis.MIXED
+    first = from_batch and x.dim() > 0 and x.shape[0] == batch
+    return Axis.MAJOR if first and not (x.dim() > 2 and x.shape[1] == batch) else Axis.MIXED
 
 
 def learn(model: nn.Module, layouts: Layouts, run: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -216,7 +216,9 @@ class _Passes:
         """What parameters meet in a pass on two samples; None if the model can't be run on them."""
 
         def change(value: Any) -> Any:
-            return value.detach()[list(samples)] if id(value) in self.cut else value
+            if id(value) not in self.cut:
+                return value
+            return value.detach()[list(samples)].requires_grad_(value.requires_grad)
 
         args, kwargs = replaced((self.args, dict(self.kwargs)), change)
         with same_random_numbers(self.devices), unchanged(self.model), layouts._watch() as met:

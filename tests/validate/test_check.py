@@ -324,3 +324,65 @@ def test_the_report_quotes_no_sample() -> None:
     report = str(gc.check(net(nn.Tanh()), cross_entropy, (x / 1e6, y), "layer-wise"))
     assert "271828" not in report
     assert "tensor" not in report
+
+
+def test_what_mixes_three_samples_is_seen() -> None:
+    class FromThree(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(x - x.mean(0) if len(x) > 2 else x)
+
+    with pytest.raises(gc.PrivacyViolation, match="depends on"):
+        gc.check(FromThree(), cross_entropy, images(), "layer-wise")
+
+
+def test_autocast_is_judged_by_its_precision() -> None:
+    def losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            out = model(x)
+        return F.cross_entropy(out.float(), y, reduction="none")
+
+    gc.check(
+        nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 3)),
+        losses,
+        images(),
+        "layer-wise",
+    )
+    with pytest.raises(gc.PrivacyViolation, match="Standardised"):
+        gc.check(net(Standardised()), losses, images(), "layer-wise")
+
+
+def test_inputs_that_the_model_cannot_take_are_noted() -> None:
+    class Packed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inside, self.head = nn.GRU(4, 6, batch_first=True), nn.Linear(6, 3)
+
+        def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+            packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+            return self.head(self.inside(packed)[1][-1])
+
+    x, y = images(6, 5, 4)
+    report = gc.check(
+        Packed(), lambda m, x, n, y: F.cross_entropy(m(x, n), y, reduction="none"),
+        (x, torch.tensor([5, 3, 2, 4, 1, 5]), y), "layer-wise",
+    )  # fmt: skip
+    assert any("a sample zeroed out" in w for w in report.warnings)
+    assert "a sample zeroed out" not in report.replayed
+
+
+def test_stochastic_depth_and_random_times_are_no_mixing() -> None:
+    class Random(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            keep = (torch.rand(len(x), 1) < 0.5).to(x.dtype)
+            time = torch.randint(1, 10, (len(x), 1)).to(x.dtype)
+            return self.head(x + keep * self.body(x) / time)
+
+    gc.check(Random(), cross_entropy, images(), "layer-wise")

@@ -64,16 +64,21 @@ class Batch:
 class ConstantDraws(TorchDispatchMode):
     """Random numbers of torch replaced by constants, so that a sample is treated alike in every batch and place.
 
-    Dropout keeps everything, a uniform number is the middle of its range, a normal one half a deviation above the mean. A random
-    permutation moves every sample, so that a model that mixes samples at random does mix them.
+    Dropout keeps everything, a uniform number is a little below the middle of its range, a normal one half a deviation above
+    the mean, an integer the lowest. A random permutation moves every sample, so that a model that mixes samples at random
+    does mix them.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.half = False  # whether anything was computed in half precision (autocast, say)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         draw = _DRAWS.get(func.overloadpacket)
-        if draw is None:
-            return func(*args, **kwargs)
-        return draw(func, args, kwargs)
+        result = func(*args, **kwargs) if draw is None else draw(func, args, kwargs)
+        self.half = self.half or (isinstance(result, Tensor) and result.dtype in (torch.bfloat16, torch.float16))
+        return result
 
 
 def _in_place(value: Callable[[Sequence[Any], Mapping[str, Any]], Any]) -> Callable[..., Any]:
@@ -90,7 +95,8 @@ def _given(args: Sequence[Any], kwargs: Mapping[str, Any], place: int, name: str
 
 
 def _middle(args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
-    return (_given(args, kwargs, 0, "from", 0.0) + _given(args, kwargs, 1, "to", 1.0)) / 2
+    low, high = _given(args, kwargs, 0, "from", 0.0), _given(args, kwargs, 1, "to", 1.0)
+    return low + _UNIFORM * (high - low)
 
 
 def _above_mean(args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
@@ -106,6 +112,17 @@ def _deranged(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tens
     return func(*args, **kwargs).sort().values.roll(1)
 
 
+def _lowest(place: int) -> Callable[..., Any]:
+    """For random integers: the lowest, which stands at this place of the arguments where it is given."""
+
+    def fill(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
+        low = args[place] if "low" in func._overloadname else 0
+        return func(*args, **kwargs).fill_(low)
+
+    return fill
+
+
+_UNIFORM = 0.47  # not one half: `rand < 0.5` keeps
 _aten = torch.ops.aten
 _DRAWS: dict[Any, Callable[..., Any]] = {
     _aten.bernoulli_: _in_place(lambda args, kwargs: 1),
@@ -113,8 +130,10 @@ _DRAWS: dict[Any, Callable[..., Any]] = {
     _aten.uniform_: _in_place(_middle),
     _aten.normal_: _in_place(_above_mean),
     _aten.normal: _normal,
-    _aten.rand: _filled(0.5),
-    _aten.rand_like: _filled(0.5),
+    _aten.rand: _filled(_UNIFORM),
+    _aten.rand_like: _filled(_UNIFORM),
+    _aten.randint: _lowest(0),
+    _aten.randint_like: _lowest(1),
     _aten.randn: _filled(0.5),
     _aten.randn_like: _filled(0.5),
     _aten.exponential_: _in_place(lambda args, kwargs: 1.0),
@@ -124,11 +143,11 @@ _DRAWS: dict[Any, Callable[..., Any]] = {
 
 
 @contextmanager
-def comparable(model: nn.Module) -> Iterator[None]:
+def comparable(model: nn.Module) -> Iterator[ConstantDraws]:
     """Inside, every pass draws the same numbers; after it, model and generators are as they were."""
     devices = sorted({p.device.index for p in model.parameters() if p.is_cuda})
-    with same_random_numbers(devices), unchanged(model), ConstantDraws():
-        yield
+    with same_random_numbers(devices), unchanged(model), ConstantDraws() as draws:
+        yield draws
 
 
 @contextmanager

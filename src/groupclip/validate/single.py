@@ -22,7 +22,7 @@ class Sample:
     loss: float
     grads: dict[str, Tensor]
     norms: Mapping[str, float]
-    dtype: torch.dtype  # the coarsest of loss and gradients
+    dtype: torch.dtype  # the coarsest of the pass
 
     def factor(self, group: str, threshold: float) -> float:
         """The clip factor of Abadi et al.; a sample that isn't finite contributes nothing."""
@@ -45,7 +45,7 @@ def alone(model: nn.Module, loss_fn: Losses, arguments: tuple[Any, ...], groups:
     """
     named = dict(model.named_parameters())
     params = {n: named[n] for group in groups.names for n in groups[group]}
-    with comparable(model):
+    with comparable(model) as draws:
         try:
             loss = loss_fn(model, *arguments)
         except Exception as error:
@@ -62,7 +62,7 @@ def alone(model: nn.Module, loss_fn: Losses, arguments: tuple[Any, ...], groups:
         m: sum(float(square_sums(found[n].unsqueeze(0))) for n in groups[m] if n in found) ** 0.5 for m in groups.names
     }
     lowest = max([loss.dtype, *(g.dtype for g in found.values())], key=lambda d: torch.finfo(d).eps)
-    return Sample(float(loss.detach()), found, norms, lowest)
+    return Sample(float(loss.detach()), found, norms, torch.bfloat16 if draws.half else lowest)
 
 
 def _require_one(loss: Any) -> None:
