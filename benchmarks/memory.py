@@ -3,15 +3,17 @@
     python benchmarks/memory.py --out docs/memory.json --figures docs/figures
     python benchmarks/memory.py --only accuracy --out part.json
 
-Needs transformers for the text models. At most 4 GB of memory, about five minutes on one core.
+Needs transformers for the text models. At most 4 GB of memory, about ten minutes on one core.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import gc as collector
 import json
 import platform
+import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,9 +24,10 @@ from torch import Tensor, nn
 
 import groupclip as gc
 from groupclip.memory import Fact, Planner, measure
-from groupclip.memory.figures import draw_curves, draw_lines
+from groupclip.memory.figures import draw_curves, draw_lines, draw_trade
 from groupclip.memory.planner import bell
 from groupclip.memory.trace import Linear
+from groupclip.memory.workload import default_loss
 from groupclip.models import build_model
 
 STYLES = ("all-layer", "uniform:2", "uniform:4", "block-wise", "layer-wise", "planned:4")
@@ -92,6 +95,7 @@ SHAPES: dict[str, Callable[[], Made]] = {
     "RoBERTa-base, T=128, B=2": lambda: hf(roberta(), 128, 2),
     "GPT2, T=100, B=2": lambda: hf(gpt2(), 100, 2),
     "Llama of 4 blocks, T=128, B=4": lambda: hf(llama(**SMALL_LLAMA), 128, 4),
+    "Llama of 12 blocks, T=32, B=16": lambda: hf(llama(**SMALL_LLAMA | {"num_hidden_layers": 12}), 32, 16),
     "vit-small, 224 px, B=8": lambda: vit("vit-small", 224, 8),
 }
 
@@ -120,7 +124,12 @@ def _row(shape: str, style: str, predicted: int, measured: int) -> dict[str, Any
 def instantiated() -> list[dict[str, Any]]:
     """Every gradient instantiated, where the choice of groups weighs most: uniform and planned, measured."""
     rows = []
-    for name in ("vit-tiny, 224 px, B=4", "vit-small, 224 px, B=4", "GPT2, T=100, B=2"):
+    for name in (
+        "vit-tiny, 224 px, B=4",
+        "vit-small, 224 px, B=4",
+        "GPT2, T=100, B=2",
+        "Llama of 12 blocks, T=128, B=4",
+    ):
         model, batch = SHAPES[name]()
         planner = Planner(model, batch)
         names = [n for n, _ in model.named_parameters()]
@@ -218,6 +227,41 @@ def boundaries() -> dict[str, Any]:
     return found
 
 
+def hf_vit(samples: int) -> Made:
+    """ViT-L as of the paper's time: attention in single operations, whose matrix of weights is saved."""
+    from transformers import ViTConfig, ViTForImageClassification
+
+    config = ViTConfig(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096, num_labels=100,
+                       attn_implementation="eager")  # fmt: skip
+    with torch.device("meta"):
+        model = ViTForImageClassification(config).train()
+        return model, ({"pixel_values": torch.empty(samples, 3, 224, 224)}, torch.zeros(samples, dtype=torch.int64))
+
+
+def library() -> dict[str, Any]:
+    """The same columns with Book-Keeping made of hooks as in the paper's library, parameters and Adam's state included."""
+    from hooks import Keeps, numbers, peak
+
+    nets = {
+        "ViT-L, B=50": (lambda: hf_vit(50), 2),
+        "ViT-L, B=50, fused attention": (lambda: vit("vit-large", 224, 50, meta=True), 2),
+        "RoBERTa-base, T=256, B=40": (lambda: hf(roberta(attn_implementation="eager"), 256, 40, meta=True), 1),
+    }
+    ways = {"all": Keeps(), "without one-hot": Keeps(one_hot=False), "without norms": Keeps(norms=False)}
+    found: dict[str, Any] = {}
+    for name, (make, factor) in nets.items():
+        model, batch = make()
+        static = 12 * numbers(model)
+        found[name] = {"non-DP": {"all": static + peak(model, batch, None, Keeps())}}
+        for x in (2, 4, 6, 8, 10, 12):
+            groups = gc.partition(model, "all-layer" if x == 12 else f"boundaries:{x * factor}")
+            group_of = {parameter: group for group in groups for parameter in groups[group]}
+            style = "all-layer" if x == 12 else str(x)
+            found[name][style] = {way: static + peak(model, batch, group_of, keeps) for way, keeps in ways.items()}
+            print(name, style, found[name][style], flush=True)
+    return found
+
+
 def curves(figures: Path) -> dict[str, Any]:
     """The paper's figures: curves of five styles, and peaks against the number of groups."""
     model, batch = vit("vit-large", 224, 32, meta=True)
@@ -231,7 +275,9 @@ def curves(figures: Path) -> dict[str, Any]:
             lines[style] = planner.sketched.private(groups).levels
         lines["planned:4"] = planner.sketched.private(fixed_plan(planner, 4, method)).levels
         for ending in ("png", "svg"):
-            draw_curves(figures / f"vit-large-{method}.{ending}", lines, title=f"ViT-L, B=32, predicted ({method} norms)")
+            draw_curves(
+                figures / f"vit-large-{method}.{ending}", lines, title=f"ViT-L, B=32, predicted ({method} norms)"
+            )
         found[method] = {name: max(levels) for name, levels in lines.items()}
     against = {"uniform:M": [], "planned:M": []}
     for m in (1, 2, 3, 4, 6, 8, 12, 24):
@@ -239,7 +285,9 @@ def curves(figures: Path) -> dict[str, Any]:
         against["uniform:M"].append((m, planner.sketched.private(groups).peak))
         against["planned:M"].append((m, planner.sketched.private(fixed_plan(planner, m, "instantiated")).peak))
     for ending in ("png", "svg"):
-        draw_lines(figures / f"vit-large-groups.{ending}", against, "ViT-L, B=32: peak, gradients instantiated", "groups M")
+        draw_lines(
+            figures / f"vit-large-groups.{ending}", against, "ViT-L, B=32: peak, gradients instantiated", "groups M"
+        )
     found["groups"] = against
     model, batch = vit("vit-small", 224, 4)
     planner = Planner(model, batch)
@@ -252,6 +300,84 @@ def curves(figures: Path) -> dict[str, Any]:
     for ending in ("png", "svg"):
         draw_curves(figures / f"vit-small-measured.{ending}", predicted, measured, "ViT-S, B=4, gradients instantiated")
     return found
+
+
+#: Groups of uniform:M; the last is layer-wise.
+UNIFORM = (1, 2, 3, 4, 6, 12)
+SMALL_GPT = {"n_embd": 384, "n_layer": 12, "n_head": 6, "vocab_size": 4000, "n_positions": 128}
+ROUNDS = 7
+
+
+def throughput(figures: Path) -> dict[str, Any]:
+    """Peak and throughput against the number of groups, both measured; norm method ``auto``, of planned:4 its own.
+
+    Every round runs one pass of each style, beginning with another style each time; a ratio is to the plain pass of its
+    own round, and of the ratios the median is taken.
+    """
+    shapes = {
+        "vit-small, 224 px, B=4": lambda: vit("vit-small", 224, 4),
+        "GPT of 12 blocks of 384, T=128, B=4": lambda: hf(gpt2(**SMALL_GPT), 128, 4),
+    }
+    found: dict[str, Any] = {}
+    for name, make in shapes.items():
+        torch.manual_seed(0)
+        model, batch = make()
+        planner = Planner(model, batch)
+        styles = {f"uniform:{m}": gc.partition(model, f"uniform:{m}") for m in UNIFORM}
+        styles |= {"layer-wise": gc.partition(model, "layer-wise"), "planned:4": planner.least(4).partition}
+        rows = {"without privacy": {"groups": 0, "peak": measure(model, batch).peak}}
+        for style, groups in styles.items():
+            rows[style] = {"groups": len(groups), "peak": measure(model, batch, groups).peak}
+        del planner
+        times = interleaved(model, batch, styles)
+        plain = times["without privacy"]
+        samples = len(batch[1])
+        for style, row in rows.items():
+            ratios = sorted(p / t for p, t in zip(plain, times[style], strict=True))
+            row |= {"throughput": round(statistics.median(ratios), 3), "least": round(ratios[0], 3),
+                    "most": round(ratios[-1], 3), "per_second": round(samples / statistics.median(times[style]), 2)}  # fmt: skip
+            print(name, style, row, flush=True)
+        found[name] = rows
+        uniform = [row for style, row in rows.items() if style.startswith("uniform") or style == "layer-wise"]
+        for ending in ("png", "svg"):
+            draw_trade(
+                figures / f"{name.split()[0].strip(',').lower()}-throughput.{ending}",
+                {"uniform:M, layer-wise": [(row["groups"], row["peak"]) for row in uniform],
+                 "planned:4": [(rows["planned:4"]["groups"], rows["planned:4"]["peak"])]},
+                {"uniform:M, layer-wise": [(row["groups"], row["throughput"]) for row in uniform],
+                 "planned:4": [(rows["planned:4"]["groups"], rows["planned:4"]["throughput"])]},
+                rows["without privacy"]["peak"], name,
+            )  # fmt: skip
+    return {"shapes": found, "rounds": ROUNDS, "seed": 0, "setting": setting()}
+
+
+def interleaved(model: nn.Module, batch: Any, styles: dict[str, gc.Partition]) -> dict[str, list[float]]:
+    """Seconds of one forward and backward pass of each style, and of plain training, in each round.
+
+    Of processor time: on one thread the same as those of a clock, but for what else the machine was doing.
+    """
+
+    def prepared(groups: gc.Partition | None) -> Callable[[], None]:
+        own = copy.deepcopy(model)
+        engine = None if groups is None else gc.attach(own, None, groups, None)
+
+        def run() -> None:
+            losses = default_loss(own, batch)
+            losses.sum().backward() if engine is None else engine.backward(losses)
+            for p in own.parameters():
+                p.grad = None
+
+        run()
+        return run
+
+    runs = {"without privacy": prepared(None)} | {style: prepared(groups) for style, groups in styles.items()}
+    order, times = list(runs), {style: [] for style in runs}
+    for turn in range(ROUNDS):
+        for style in order[turn % len(order) :] + order[: turn % len(order)]:
+            start = time.process_time()
+            runs[style]()
+            times[style].append(time.process_time() - start)
+    return times
 
 
 def seconds() -> dict[str, Any]:
@@ -273,11 +399,22 @@ def seconds() -> dict[str, Any]:
     return found
 
 
+def setting() -> dict[str, Any]:
+    names = [
+        line.partition(":")[2].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if "model name" in line
+    ]
+    return {"torch": torch.__version__, "python": platform.python_version(), "processor": f"{platform.machine()}, {names[0]}",
+            "cores": len(names), "threads": torch.get_num_threads()}  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parts: dict[str, Callable[[], Any]] = {
-        "seconds": seconds, "fact": fact, "boundaries": boundaries, "accuracy": accuracy, "instantiated": instantiated,
-        "curves": lambda: curves(given.figures),
+        "seconds": seconds, "fact": fact, "boundaries": boundaries, "library": library,
+        "accuracy": accuracy, "instantiated": instantiated,
+        "curves": lambda: curves(given.figures), "throughput": lambda: throughput(given.figures),
     }  # fmt: skip
     parser.add_argument("--only", choices=parts, action="append")
     parser.add_argument("--out", type=Path, default=Path("docs/memory.json"))
@@ -285,7 +422,7 @@ def main() -> None:
     given = parser.parse_args()
     given.figures.mkdir(parents=True, exist_ok=True)
     facts: dict[str, Any] = json.loads(given.out.read_text()) if given.out.exists() else {}
-    facts["setting"] = {"torch": torch.__version__, "processor": platform.machine(), "threads": torch.get_num_threads()}
+    facts["setting"] = setting()
     facts["bell"] = {str(n): str(bell(n)) for n in (9, 18, 24)}
     for name in given.only or parts:
         facts[name] = parts[name]()

@@ -41,6 +41,32 @@ def draw_lines(path: Path, lines: Mapping[str, Curve], title: str, xlabel: str) 
         _save(figure, path)
 
 
+def draw_trade(
+    path: Path, peaks: Mapping[str, Curve], throughputs: Mapping[str, Curve], plain: int, title: str
+) -> None:  # fmt: skip
+    """Peak bytes beside throughput over that of plain training, both against the number of groups.
+
+    Args:
+        peaks, throughputs: name of a style -> (number of groups, bytes) and (number of groups, ratio).
+        plain: bytes of plain training, a dotted line; that of its throughput lies at 1.
+    """
+    with _drawing(2, height=3.2) as (figure, panels):
+        for axes, lines, level in zip(panels, (peaks, throughputs), (plain, 1.0), strict=True):
+            axes.axhline(level, color=_GREY, linestyle=":", linewidth=1, label="without privacy")
+            for place, (name, line) in enumerate(lines.items()):
+                mark = "o" if len(line) > 1 else "*"
+                axes.plot(*zip(*line, strict=True), marker=mark, markersize=4, color=_COLOURS[place], label=name)
+            axes.set(xscale="log", xlabel="groups M")
+            axes.xaxis.set_major_formatter(lambda number, _: f"{number:g}")
+            axes.xaxis.set_minor_formatter(lambda *_: "")
+        panels[0].set_title(f"{title}: peak beside parameters", loc="left", fontsize=9)
+        panels[0].yaxis.set_major_formatter(_bytes)
+        panels[1].set_title("throughput over plain training", loc="left", fontsize=9)
+        panels[1].set_ylim(bottom=0)
+        panels[1].legend(frameon=False, fontsize=8, loc="lower right")
+        _save(figure, path)
+
+
 def _thinned(levels: Sequence[int]) -> tuple[list[float], list[int]]:
     step = max(1, len(levels) // _POINTS)
     heights = [max(levels[i : i + step]) for i in range(0, len(levels), step)]
