@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import groupclip as gc
@@ -200,3 +203,38 @@ def test_a_layout_learnt_from_one_batch_holds_for_the_next(sizes: tuple[int, ...
             engine.discard()
             assert faults(Clipped(got, engine.unsafe_norms()), want, groups, thresholds, 1e-10) == []
         engine.detach()
+
+
+def shuffle_by_torch(n: int) -> list[int]:
+    return torch.randperm(n).tolist()
+
+
+def shuffle_by_numpy(n: int) -> list[int]:
+    return np.random.permutation(n).tolist()
+
+
+def shuffle_by_python(n: int) -> list[int]:
+    order = list(range(n))
+    random.shuffle(order)
+    return order
+
+
+@pytest.mark.parametrize("shuffle", [shuffle_by_torch, shuffle_by_numpy, shuffle_by_python])
+def test_a_model_that_shuffles_its_samples_is_seen_to(shuffle) -> None:
+    class Shuffles(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x):
+            order = torch.tensor(shuffle(len(x)))
+            return torch.tanh(self.layer(x[order]))[order.argsort()]
+
+    torch.manual_seed(0)
+    model, x = Shuffles().double(), torch.randn(6, 4, dtype=torch.float64)
+    engine = gc.attach(model, None, "param-wise", None, clip="abadi", thresholds=1e-3)
+    engine.backward(model(x).square().sum(dim=1))
+    norms = engine.unsafe_norms()["layer.bias"]
+    alone = [torch.autograd.grad(torch.tanh(F.linear(x[i], model.layer.weight.detach(), b)).square().sum(), b)[0].norm()
+             for i in range(6) for b in [model.layer.bias.detach().requires_grad_()]]  # fmt: skip
+    torch.testing.assert_close(norms, torch.stack(alone), rtol=1e-10, atol=0)
