@@ -24,11 +24,12 @@ from .users import PerUser, user_losses
 from .validate import CheckReport, check
 
 if TYPE_CHECKING:
-    from .auditing import StepAudit, audit
+    from .auditing import CanaryAudit, RunAudit, StepAudit, audit, audit_run
 
 __all__ = [
     "Adaptive",
     "BudgetExceeded",
+    "CanaryAudit",
     "CheckReport",
     "CoverageError",
     "Engine",
@@ -39,10 +40,12 @@ __all__ = [
     "PerUser",
     "Plan",
     "PrivacyViolation",
+    "RunAudit",
     "StepAudit",
     "UnsupportedOperation",
     "attach",
     "audit",
+    "audit_run",
     "check",
     "clipping",
     "default_delta",
@@ -59,7 +62,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Audits are loaded when they are asked for."""
-    if name in ("StepAudit", "audit"):
+    if name in ("CanaryAudit", "RunAudit", "StepAudit", "audit", "audit_run"):
         from . import auditing
 
         return getattr(auditing, name)

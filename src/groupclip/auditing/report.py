@@ -80,11 +80,19 @@ class StepAudit:
             f"  one step      epsilon at least {self.epsilon_lower:.3f}, claimed at most {self.epsilon_claimed:.3f} ({d}, the "
             "sample surely in the batch, Gaussian noise)",
             f"                epsilon at least {self.epsilon_any_noise:.3f} whatever the noise",
-            f"  {self.steps:,} steps".ljust(16)
-            + f"epsilon at least {self.run_epsilon_lower:.3f}, claimed at most {self.run_epsilon_claimed:.3f} ({d}, the "
-            "sample in EVERY batch: sampling isn't counted, so neither is the run's epsilon)",
-            f"  {verdict}",
         ]
+        if self.steps > 1:
+            lines.append(
+                f"  {self.steps:,} steps".ljust(16)
+                + f"epsilon at least {self.run_epsilon_lower:.3f}, claimed at most {self.run_epsilon_claimed:.3f} ({d}, the "
+                "sample in EVERY batch: sampling isn't counted, so neither is the run's epsilon)"
+            )
+        lines.append(f"  {verdict}")
+        if self.mu_of_canary < 0.99 * self.mu_claimed:
+            lines.append(
+                "  The canary's clipped gradient isn't as long as the thresholds allow in every group, so the audit sees less than "
+                "it might: try another sample, or weights at which every group has a gradient."
+            )
         if not self.secure_noise:
             lines.append(
                 "  The noise that was sampled is reproducible from a seed: no epsilon can be claimed for it at all."
@@ -98,3 +106,48 @@ def _gaussian_epsilon(mu: float, delta: float, steps: int = 1) -> float:
         return 0.0
     plan = Mechanism(dataset_size=1, expected_batch_size=1, steps=steps, noise_multiplier=1 / mu, sampling="full-batch")
     return plan.epsilon(delta=delta)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunAudit:
+    """Of one whole run; see :func:`groupclip.audit_run` and :class:`groupclip.CanaryAudit`.
+
+    Attributes:
+        canaries, guesses, right: m, r, and how many of the r guesses were right.
+        delta, confidence: of the bounds.
+        epsilon_lower: the run's epsilon at ``delta`` is at least this, with that confidence.
+        epsilon_ceiling: the bound if every guess had been right: no audit of so many guesses can show more.
+        epsilon_claimed: what the run claims at ``delta``.
+    """
+
+    canaries: int
+    guesses: int
+    right: int
+    delta: float
+    confidence: float
+    epsilon_lower: float
+    epsilon_ceiling: float
+    epsilon_claimed: float
+
+    @property
+    def violates(self) -> bool:
+        """The run is less private than it claims; wrongly said with probability 1 - confidence at most."""
+        return self.epsilon_lower > self.epsilon_claimed
+
+    def __str__(self) -> str:
+        if self.violates:
+            verdict = "VIOLATION: the run reveals more than it claims."
+        elif self.epsilon_ceiling <= self.epsilon_claimed:
+            verdict = "No violation could have been found: that would take more canaries and guesses."
+        else:
+            verdict = "No violation found. That isn't a proof: a canary audit misses noise that is a little too small."
+        return "\n".join(
+            [
+                f"One-run audit: {self.canaries:,} canaries, in or out at random; {self.right} of {self.guesses} guesses right, "
+                f"confidence {100 * self.confidence:g} %",
+                f"  the run       epsilon at least {self.epsilon_lower:.3f}, claimed at most {self.epsilon_claimed:.3f} (delta "
+                f"{self.delta:g}); at most {self.epsilon_ceiling:.3f} could have been shown",
+                f"  {verdict}",
+                f"  {ABOUT}",
+            ]
+        )

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import click
 
 from ..errors import GroupClipError
+from .audit import audit
 from .bound import bound
 from .calibrate import calibrate
 from .check import check
@@ -32,7 +33,7 @@ def app() -> None:
     """
 
 
-for command in (train, check, calibrate, epsilon, plan, bound):
+for command in (train, check, audit, calibrate, epsilon, plan, bound):
     app.add_command(command)
 
 

@@ -1,0 +1,125 @@
+"""One-run audit of private training: canaries beside the data, an attacker who sees every released gradient.
+
+A canary that is out stays in its place with a loss of zero: it adds nothing to any sum, so what is released has the law
+that it has without it, and the number of samples stays the plan's.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import Dataset
+
+from ..adaptive import Adaptive
+from ..batch import replaced
+from ..clipping import ClipFunction
+from ..engine import attach
+from ..mechanism import Mechanism, default_delta
+from ..noise import NoiseSource
+from ..partition import Partition
+from ..sampling import logical_batches
+from ..thresholds import Thresholds
+from ..validate.replay import Losses
+from .canaries import CanaryAudit
+from .crafted import Crafted
+from .report import RunAudit
+
+
+def audit_run(
+    model: nn.Module,
+    loss_fn: Losses,
+    dataset: Dataset[Any] | Sequence[Any],
+    canaries: int,
+    groups: Partition | str | Mapping[str, str] | Callable[[str], str],
+    mechanism: Mechanism,
+    optimizer: Callable[[list[nn.Parameter]], Optimizer],
+    *,
+    clip: str | ClipFunction = "automatic",
+    thresholds: Thresholds | Adaptive = 1.0,
+    allocation: str | Mapping[str, float] = "equal",
+    noise: NoiseSource | None = None,
+    microbatch: int = 64,
+    guesses: int | None = None,
+    confidence: float = 0.95,
+    delta: float | None = None,
+    progress: Callable[[int], None] = lambda step: None,
+) -> RunAudit:
+    """Train once with random canaries, and bound the run's epsilon from below by what an attacker guesses of them.
+
+    Args:
+        model: not attached; a copy of it is trained, and thrown away.
+        loss_fn: ``loss_fn(model, *batch) -> [B]``.
+        dataset: the samples to train on; each a tuple of what ``loss_fn`` takes. Nothing about them is reported.
+        canaries: m, made up: losses that are linear in a few parameters each. Half of them will be in.
+        groups, clip, thresholds, allocation, noise: as for :func:`groupclip.attach`.
+        mechanism: the plan, for ``len(dataset) + canaries`` samples.
+        optimizer: parameters -> the optimizer, e.g. ``lambda p: torch.optim.SGD(p, lr=0.1)``.
+        microbatch: most samples held at once.
+        guesses, confidence: see :class:`CanaryAudit`; fixed before the run.
+        delta: of the bound and of the claim; ``default_delta`` of the plan's data set by default.
+        progress: called with the number of each step that was taken.
+
+    The claim that is audited is the plan's, by its sampling; under replace-one, canaries come and go, which shows less than a
+    replacement would.
+
+    Raises:
+        ValueError, TypeError, PrivacyViolation: as :func:`groupclip.attach` and :func:`groupclip.logical_batches`.
+    """
+    if mechanism.unit != "sample":
+        raise ValueError("a plan of users can't be audited by single canaries: plan with unit='sample'")
+    delta = default_delta(mechanism.dataset_size) if delta is None else delta
+    game = CanaryAudit(canaries=canaries, guesses=guesses, delta=delta, confidence=confidence)
+    claimed = mechanism.epsilon(delta=delta)
+    coins = game.coins()
+    network = copy.deepcopy(model)
+    stepper = optimizer([p for p in network.parameters() if p.requires_grad])
+    engine = attach(
+        network, stepper, groups, mechanism, clip=clip, thresholds=thresholds, allocation=allocation, noise=noise
+    )
+    scores = torch.zeros(canaries, dtype=torch.float64)
+    try:
+        device = next(network.parameters()).device
+        crafted = Crafted(engine, canaries)
+        for batch in logical_batches(_Joined(dataset, canaries), mechanism, microbatch):
+            for sample, canary in batch:
+                own, rest = canary[canary >= 0], canary < 0
+                if bool(rest.any()):
+                    inputs = replaced(
+                        tuple(sample), lambda v, rest=rest: v[rest].to(device) if isinstance(v, Tensor) else v
+                    )
+                    engine.backward(loss_fn(network, *inputs))
+                if len(own):  # in a pass of their own, in which norms of picked coordinates have a closed form
+                    engine.backward(crafted.losses(engine, own.to(device), coins[own].to(device)))
+            stepper.step()
+            scores += crafted.scores(_released(network), engine)
+            stepper.zero_grad()
+            progress(batch.step + 1)
+    finally:
+        engine.detach()
+    return game.judge(coins, scores, epsilon=claimed)
+
+
+class _Joined(Dataset[Any]):
+    """The samples, each with -1; then the canaries with their numbers, in the shape of the first sample."""
+
+    def __init__(self, samples: Any, canaries: int) -> None:
+        self._samples, self._canaries = samples, canaries
+
+    def __len__(self) -> int:
+        return len(self._samples) + self._canaries
+
+    def __getitem__(self, index: int) -> tuple[tuple[Any, ...], int]:
+        canary = index - len(self._samples)
+        if canary < 0:
+            return tuple(self._samples[index]), -1
+        return tuple(self._samples[0]), canary
+
+
+def _released(model: nn.Module) -> dict[str, Tensor]:
+    with torch._C.DisableTorchFunctionSubclass():
+        return {name: p.grad.detach() for name, p in model.named_parameters() if p.grad is not None}
