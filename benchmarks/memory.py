@@ -128,7 +128,7 @@ def instantiated() -> list[dict[str, Any]]:
         "vit-tiny, 224 px, B=4",
         "vit-small, 224 px, B=4",
         "GPT2, T=100, B=2",
-        "Llama of 12 blocks, T=128, B=4",
+        "Llama of 12 blocks, T=32, B=16",
     ):
         model, batch = SHAPES[name]()
         planner = Planner(model, batch)
@@ -338,17 +338,21 @@ def throughput(figures: Path) -> dict[str, Any]:
                     "most": round(ratios[-1], 3), "per_second": round(samples / statistics.median(times[style]), 2)}  # fmt: skip
             print(name, style, row, flush=True)
         found[name] = rows
-        uniform = [row for style, row in rows.items() if style.startswith("uniform") or style == "layer-wise"]
-        for ending in ("png", "svg"):
-            draw_trade(
-                figures / f"{name.split()[0].strip(',').lower()}-throughput.{ending}",
-                {"uniform:M, layer-wise": [(row["groups"], row["peak"]) for row in uniform],
-                 "planned:4": [(rows["planned:4"]["groups"], rows["planned:4"]["peak"])]},
-                {"uniform:M, layer-wise": [(row["groups"], row["throughput"]) for row in uniform],
-                 "planned:4": [(rows["planned:4"]["groups"], rows["planned:4"]["throughput"])]},
-                rows["without privacy"]["peak"], name,
-            )  # fmt: skip
+        draw_throughput(figures, name, rows)
     return {"shapes": found, "rounds": ROUNDS, "seed": 0, "setting": setting()}
+
+
+def draw_throughput(figures: Path, name: str, rows: dict[str, Any]) -> None:
+    def lines(key: str) -> dict[str, Any]:
+        uniform = [row for style, row in rows.items() if style.startswith("uniform") or style == "layer-wise"]
+        return {
+            "uniform:M, layer-wise": [(row["groups"], row[key]) for row in uniform],
+            "planned:4": [(rows["planned:4"]["groups"], rows["planned:4"][key])],
+        }
+
+    for ending in ("png", "svg"):
+        to = figures / f"{name.split()[0].strip(',').lower()}-throughput.{ending}"
+        draw_trade(to, lines("peak"), lines("throughput"), rows["without privacy"]["peak"], name)
 
 
 def interleaved(model: nn.Module, batch: Any, styles: dict[str, gc.Partition]) -> dict[str, list[float]]:

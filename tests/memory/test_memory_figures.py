@@ -16,7 +16,7 @@ def test_peak_and_throughput_are_drawn_beside_each_other(tmp_path: Path) -> None
     drawn = tmp_path / "trade.svg"
     draw_trade(drawn, PEAKS, RATIOS, 150, "some net")
     text = drawn.read_text()
-    for word in ("some net", "throughput over plain training", "uniform:M", "planned:4", "without privacy"):
+    for word in ("some net", "throughput / plain", "uniform:M", "planned:4", "without privacy"):
         assert word in text
     draw_trade(tmp_path / "again.svg", PEAKS, RATIOS, 150, "some net")
     assert (tmp_path / "again.svg").read_text() == text  # the same data, the same file

@@ -57,13 +57,14 @@ def draw_trade(
                 mark = "o" if len(line) > 1 else "*"
                 axes.plot(*zip(*line, strict=True), marker=mark, markersize=4, color=_COLOURS[place], label=name)
             axes.set(xscale="log", xlabel="groups M")
+            highest = max(level, *(y for line in lines.values() for _, y in line))
+            axes.set_ylim(0, 1.06 * highest)
             axes.xaxis.set_major_formatter(lambda number, _: f"{number:g}")
             axes.xaxis.set_minor_formatter(lambda *_: "")
-        panels[0].set_title(f"{title}: peak beside parameters", loc="left", fontsize=9)
+        panels[0].set_title(f"{title}: peak", loc="left", fontsize=9)
         panels[0].yaxis.set_major_formatter(_bytes)
-        panels[1].set_title("throughput over plain training", loc="left", fontsize=9)
-        panels[1].set_ylim(bottom=0)
-        panels[1].legend(frameon=False, fontsize=8, loc="lower right")
+        panels[1].set_title("throughput / plain", loc="right", fontsize=9)
+        panels[1].legend(frameon=False, fontsize=8, loc="lower left")
         _save(figure, path)
 
 
