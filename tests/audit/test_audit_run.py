@@ -83,8 +83,13 @@ def test_coins_are_fair_and_fresh() -> None:
 
 @pytest.mark.parametrize(
     ("facts", "message"),
-    [({"canaries": 10, "guesses": 11}, "guesses=11"), ({"canaries": 10, "confidence": 1.0}, "confidence"), ({"canaries": 10, "delta": 2.0}, "delta"), ({"canaries": 1}, "canaries")],
-)  # fmt: skip
+    [
+        ({"canaries": 10, "guesses": 11}, "guesses=11"),
+        ({"canaries": 10, "confidence": 1.0}, "confidence"),
+        ({"canaries": 10, "delta": 2.0}, "delta"),
+        ({"canaries": 1}, "canaries"),
+    ],
+)
 def test_wrong_games(facts: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         gc.CanaryAudit(**facts)  # type: ignore[arg-type]
