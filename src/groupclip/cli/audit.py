@@ -26,7 +26,7 @@ from .arguments import arguments_at_fault, parse_options, parse_thresholds, prin
 @click.option("--delta", type=float, help="Default: min(1e-5, 1/(2n)).")
 @click.option("--batch-size", type=int, help="Expected size of a batch.")
 @click.option("--steps", type=int, help="Optimizer steps of the run.")
-@click.option("--trials", type=click.IntRange(min=10), default=300, show_default=True, help="Steps on each batch.")
+@click.option("--trials", type=click.IntRange(min=10), default=200, show_default=True, help="Steps on each batch.")
 @click.option(
     "--step-noise-multiplier",
     type=float,
