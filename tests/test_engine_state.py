@@ -132,6 +132,15 @@ def test_thresholds_are_read_only() -> None:
         engine.thresholds["0"] = 1e-6  # type: ignore[index]
 
 
+@pytest.mark.parametrize("fact", ["partition", "clip", "thresholds", "mechanism", "noise", "ledger"])
+def test_no_fact_of_the_run_can_be_replaced(fact: str) -> None:
+    engine = attached()[2]
+    with pytest.raises(
+        AttributeError, match=rf"engine\.{fact} can't be changed: .* Detach the engine and attach again"
+    ):
+        setattr(engine, fact, getattr(engine, fact))
+
+
 def test_steps_by_hand_are_the_users_sampling() -> None:
     model, optimizer, engine = attached()
     train(model, optimizer, engine, 2)

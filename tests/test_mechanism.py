@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from groupclip import accounting, calibration
+from groupclip.draws import drawn
 from groupclip.errors import PrivacyViolation
 from groupclip.events import Bounds
 from groupclip.mechanism import Mechanism, PrivacySpent, default_delta
@@ -71,6 +72,17 @@ def test_the_search_on_closed_forms(target, scale, power):
     enough = calibration.enough_noise(spends, target)
     assert least <= enough * (1 + 1e-9) and enough <= least * 1.03
     assert 0.99 * target <= spends(calibration.least_noise(spends, enough, target)) <= target
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "truncated-poisson"])
+def test_the_rate_that_is_accounted_is_the_rate_at_which_samples_are_drawn(sampling):
+    """2e7 draws, so 7 standard errors are 0.24 % of the rate: false-alarm rate 3e-12. The key is fixed."""
+    adjacency = "zero-out" if sampling == "truncated-poisson" else "add-or-remove-one"
+    facts = {"dataset_size": 10_000_000, "expected_batch_size": 3_000_000, "steps": 20, "noise_multiplier": 1.0}
+    mechanism = Mechanism(**facts, sampling=sampling, adjacency=adjacency)
+    assert mechanism.step.rate == pytest.approx(0.3, rel=1e-12)
+    entered = sum(len(drawn(mechanism, key=bytes(32), step=step)) for step in range(2))
+    assert abs(entered / (2 * mechanism.dataset_size * mechanism.step.rate) - 1) < 7 * math.sqrt(0.7 / 0.3 / 2e7)
 
 
 def test_spent_over_a_run():

@@ -12,6 +12,7 @@ from small_runs import SELDOM, StopAfter
 from groupclip.cli.app import run as command_line
 from groupclip.engine import Engine
 from groupclip.run import RunInterrupted, resume, start
+from groupclip.run.metrics import noisy_norms
 
 MARKER = "zyxmarkerqv"
 DIGITS = 10  # of a number searched for: 1,000 numbers and 300 places "0." agree somewhere with probability 3e-5
@@ -62,6 +63,7 @@ def watched(tmp_path, monkeypatch):
         backward(engine, losses)
         for norms in engine._norms.values():
             numbers.update(number(v) for v in norms)
+        numbers.update(number(v) for v in noisy_norms(engine).values() if v)  # which have no noise yet
 
     monkeypatch.setattr(Engine, "backward", watched_backward)
     data = tmp_path / "patients.csv"
