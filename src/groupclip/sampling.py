@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Hashable, Iterator, Sequence, Sized
 from typing import Any
 
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from groupclip.draws import drawn
 from groupclip.errors import PrivacyViolation
@@ -246,6 +246,11 @@ def _by_user(
 
 
 def _length(dataset: Any) -> int:
+    if isinstance(dataset, DataLoader):
+        raise TypeError(
+            f"the data set is a DataLoader, whose {type(dataset.sampler).__name__} chooses its own batches (shuffled, in order, "
+            "weighted), while the plan's epsilon is for batches drawn here: pass loader.dataset, and drop the loader"
+        )
     if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
         raise TypeError(
             f"{type(dataset).__name__} can't be Poisson-sampled: a stream has no index, and each sample has "
