@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 import groupclip as gc
-from check_attached import ENTRY, attached, numbers, plan, same, train
+from check_attached import ENTRY, attached, plan, train
 from groupclip.errors import BudgetExceeded, CoverageError, GroupClipError, PrivacyViolation
 from groupclip.noise import InsecureNoise
 
@@ -202,8 +202,12 @@ REFUSED: dict[str, tuple[Callable[[], None], type[Exception], str, str]] = {
     "parameter in no group": (in_no_group, ValueError, r"parameter '4\.weight' is in no group", "add one"),
     "parameter in two groups": (in_two_groups, ValueError, r"'0\.bias'", "group"),
     "trainable parameter without a rule": (no_rule, CoverageError, "'weight' that was not clipped", "freeze it"),
-    "threshold changed after the plan": (one_threshold_changed, TypeError, "mappingproxy", ""),
-    "thresholds replaced after the plan": (thresholds_replaced, AttributeError, r"engine\.thresholds can't be changed", "attach again"),
+    "threshold changed after the plan": (
+        one_threshold_changed, TypeError, r"threshold of group '0' can't be changed", "attach again",
+    ),
+    "thresholds replaced after the plan": (
+        thresholds_replaced, AttributeError, r"engine\.thresholds can't be changed", "attach again",
+    ),
     "thresholds changed by a resume": (
         resumed_with_other_thresholds, PrivacyViolation, "other thresholds", "attach with the same settings",
     ),
@@ -265,12 +269,3 @@ def test_noise_is_drawn_in_full_precision_inside_autocast() -> None:
     (noisy, _) = (p.grad for p in model.parameters())
     assert noisy is not None and noisy.dtype == torch.float32
     assert len(noisy.unique()) > 0.99 * noisy.numel() > len(noisy.bfloat16().unique())
-
-
-def test_a_refusal_in_the_middle_of_a_step_changes_nothing() -> None:
-    for act in (divided_by_hand, accumulated_by_hand):
-        model, optimizer, engine = attached()
-        before = numbers(model)
-        with pytest.raises(PrivacyViolation):
-            act()
-        assert same(model, before) and engine.ledger is not None and engine.ledger.steps == 0

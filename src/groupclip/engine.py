@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -45,7 +44,7 @@ from .private import Call, PrivateParameter, PrivateTensor
 from .rules.recurrent import note_order
 from .step import Bystanders, PrivateStep
 from .tape import LossReduction, Tape
-from .thresholds import Thresholds
+from .thresholds import ReadOnly, Thresholds
 from .uncompiled import keep_uncompiled
 from .watch import Forward, Watch
 
@@ -125,7 +124,7 @@ class Engine:
         sigma = 0.0 if mechanism is None else noise_multiplier(mechanism)
         self._amounts = GroupNoise(thresholds, allocation, sizes, sigma, self.noise, loss_reduction)
         # read-only: noise and clipping must not be told different thresholds
-        self.thresholds: Mapping[str, float] = MappingProxyType(self._amounts.thresholds)
+        self.thresholds: Mapping[str, float] = ReadOnly(self._amounts.thresholds)
         check_modules(model)
         check_parameters(named)
         if optimizer is not None:

@@ -3,9 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NoReturn
 
 Thresholds = float | Sequence[float] | Mapping[str, float]
+
+
+class ReadOnly(Mapping[str, float]):
+    """A look at thresholds that the engine alone moves."""
+
+    def __init__(self, thresholds: Mapping[str, float]) -> None:
+        self._thresholds = thresholds
+
+    def __getitem__(self, group: str) -> float:
+        return self._thresholds[group]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._thresholds)
+
+    def __len__(self) -> int:
+        return len(self._thresholds)
+
+    def __repr__(self) -> str:
+        return repr(self._thresholds)
+
+    def __setitem__(self, group: str, value: object) -> NoReturn:
+        raise TypeError(
+            f"the threshold of group {group!r} can't be changed: clipping, noise and the statement were made from it. Detach the "
+            "engine and attach again, or let groupclip.Adaptive move the thresholds"
+        )
 
 
 def group_thresholds(thresholds: Thresholds, groups: Sequence[str]) -> dict[str, float]:
