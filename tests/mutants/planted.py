@@ -1,0 +1,406 @@
+"""Bugs that would break the guarantee, each as a replacement of source text, and the ordinary tests that must notice it.
+
+Each is a mistake that has been made somewhere, or one that a line of the present source could become. ``old`` occurs once
+in its file (a quick test sees to that), so a change of the source changes this list with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Replace ``old``, which occurs once in ``file`` (below src/groupclip), by ``new``."""
+
+    file: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One planted bug.
+
+    Args:
+        name: of the bug.
+        promise: what a run with this bug claims and doesn't keep.
+        edits: how it is planted.
+        tests: the test files, or tests in them, one of which must fail. All of them are of the default suite.
+    """
+
+    name: str
+    promise: str
+    edits: tuple[Edit, ...]
+    tests: tuple[str, ...]
+
+
+def mutant(name: str, promise: str, tests: str, *edits: tuple[str, str, str]) -> Mutant:
+    return Mutant(name, promise, tuple(Edit(*edit) for edit in edits), tuple(tests.split()))
+
+
+CLIPPING = (
+    mutant(
+        "one layer unclipped",
+        "one sample moves a group by at most R_m",
+        "tests/test_engine_equality.py",
+        (
+            "gate.py",
+            "grads.weighted_sum(factors)",
+            "grads.weighted_sum(torch.ones_like(factors) if slot.name.endswith('bias') else factors)",
+        ),
+    ),
+    mutant(
+        "the batch's mean clipped",
+        "every sample's gradient is clipped, and not their mean",
+        "tests/test_engine_equality.py",
+        (
+            "gate.py",
+            "factors = bounded_factors(tape.clip, norms, self.group.threshold, lowest) * scale",
+            "mean = [g.weighted_sum(torch.full_like(norms, 1 / max(1, len(norms)))).square().sum() for g in grads.values()]\n"
+            "        mean = torch.stack(mean).sum().sqrt().to(norms.dtype).expand_as(norms) * scale\n"
+            "        factors = bounded_factors(tape.clip, mean, self.group.threshold, lowest) * scale",
+        ),
+    ),
+    mutant(
+        "tied weight normed twice",
+        "the uses of one weight are one gradient",
+        "tests/test_rules_tied.py",
+        (
+            "persample/combine.py",
+            "return Tied(join_lookups(lookups), join_outers(outers))",
+            "return Apart([join_lookups(lookups), join_outers(outers)])",
+        ),
+    ),
+    mutant(
+        "reused layer normed twice",
+        "the uses of one weight are one gradient",
+        "tests/test_rules_tied.py",
+        ("persample/combine.py", "return join_outers(outers)", "return Apart(outers)  # type: ignore"),
+    ),
+    mutant(
+        "no guard against samples that aren't finite",
+        "a sample whose gradient is nan or inf adds zero",
+        "tests/test_engine_properties.py",
+        ("gate.py", "if not bool(finite.all()):", "if False:"),
+    ),
+    mutant(
+        "negative Gram norm clamped",
+        "norms are right where positions cancel",
+        "tests/test_precision_norms.py",
+        ("persample/outer.py", "if bool(doubtful.any()):", "squares = squares.clamp(min=0.0)\n        if False:"),
+    ),
+    mutant(
+        "no room for rounding",
+        "R_m bounds what is really added, rounding included",
+        "tests/test_clipping.py",
+        ("clipping.py", "capped, 0.0) * (1.0 - _ROUNDING[dtype])", "capped, 0.0)"),
+    ),
+    mutant(
+        "a user's clip function believed",
+        "R_m holds whatever the clip function does",
+        "tests/test_clipping.py",
+        ("clipping.py", "capped = torch.minimum(raw, threshold / norms).clamp(min=0.0)", "capped = raw"),
+    ),
+    mutant(
+        "batch statistics allowed",
+        "a sample's gradient depends on that sample alone",
+        "tests/test_engine_statistics.py",
+        (
+            "admission.py",
+            "isinstance(module, _BatchNorm) and (module.training",
+            "isinstance(module, _BatchNorm) and (False",
+        ),
+    ),
+    mutant(
+        "gradients changed by hand accepted",
+        "the noise fits what it is added to",
+        "tests/test_engine_steps.py tests/test_states_gradients.py",
+        ("step.py", "        if changed:\n", "        if False:\n"),
+    ),
+)
+
+NOISE = (
+    mutant(
+        "noise by the group's own threshold",
+        "noise is sigma ||(R_1..R_M)||: too little by a factor like sqrt(M)",
+        "tests/test_allocation.py tests/test_engine_noise.py",
+        (
+            "allocation.py",
+            "return {group: sigma * total for group in thresholds}",
+            "return {group: sigma * bound for group, bound in thresholds.items()}",
+        ),
+    ),
+    mutant(
+        "noise once a micro-batch",
+        "noise is added once a logical step",
+        "tests/test_engine_noise.py",
+        (
+            "step.py",
+            "        gone = [slot.name for slot, grad in self._gradients() if slot.left",
+            "        for slot, grad in self._gradients():\n"
+            "            if self._ledger is not None and grad is not None:\n"
+            "                with torch.no_grad():\n"
+            "                    self._noise.add_(grad, self._amounts.stds[slot.group.name])\n"
+            "                slot.left = Left.of(grad)\n"
+            "        gone = [slot.name for slot, grad in self._gradients() if slot.left",
+        ),
+    ),
+    mutant(
+        "noise once a group (stands for once a rank)",
+        "noise is added once, whatever the number of groups or processes",
+        "tests/test_engine_noise.py",
+        (
+            "step.py",
+            "            self._noise.add_(slot.param.grad, stds[slot.group.name])\n",
+            "            for _ in stds:\n                self._noise.add_(slot.param.grad, stds[slot.group.name])\n",
+        ),
+    ),
+    mutant(
+        "no noise where nothing took part",
+        "a step tells nothing of which layers, or whether any samples, took part",
+        "tests/test_engine_noise.py",
+        (
+            "step.py",
+            "                slot.param.grad = torch.zeros_like(slot.param.data)\n",
+            "                continue\n",
+        ),
+    ),
+    mutant(
+        "division by the actual batch",
+        "the divisor is the plan's expected batch size",
+        "tests/test_engine_noise.py",
+        (
+            "step.py",
+            "slot.param.grad.div_(expected_batch_size)",
+            "slot.param.grad.div_(max(1, max(self._seen.values(), default=1)))",
+        ),
+    ),
+    mutant(
+        "noise stream reused",
+        "no noise is ever added twice",
+        "tests/test_noise.py",
+        (
+            "keystream.py",
+            "piece[:] = self._cipher.update(memoryview(_ZEROS)[: len(piece)])",
+            'piece[:] = vars(self).setdefault("_first", self._cipher.update(_ZEROS))[: len(piece)]',
+        ),
+    ),
+    mutant(
+        "half-precision noise",
+        "noise is drawn and added in float64",
+        "tests/test_noise.py",
+        (
+            "noise.py",
+            "noise = workspace.draw(self._normals, piece.numel(), std).view(piece.shape)",
+            "noise = workspace.draw(self._normals, piece.numel(), std).view(piece.shape).bfloat16()",
+        ),
+    ),
+    mutant(
+        "noise of torch's global generator",
+        "no framework's seed can fix the noise",
+        "tests/test_engine_noise.py tests/test_noise.py::test_global_generators_are_neither_read_nor_written",
+        (
+            "noise.py",
+            "noise = workspace.draw(self._normals, piece.numel(), std).view(piece.shape)",
+            "noise = torch.randn(piece.shape, dtype=torch.float64) * std",
+        ),
+    ),
+    mutant(
+        "noise with thin tails",
+        "no output is possible under one data set and impossible under its neighbour",
+        "tests/test_noise_tails.py",
+        (
+            "noise.py",
+            "radius.abs_().mul_(2.0**-63)",
+            "radius.abs_().mul_(2.0**-63).clamp_(min=2.0**-24)",
+        ),
+    ),
+    mutant(
+        "a seed's noise called secure",
+        "no epsilon is claimed for noise that can be subtracted",
+        "tests/test_noise.py",
+        ("noise.py", "    secure: bool = False\n", "    secure: bool = True\n"),
+    ),
+    mutant(
+        "rounding to a grid unpaid",
+        "hardened noise covers what the grid adds to the distance of neighbours",
+        "tests/test_engine_release.py",
+        ("groupnoise.py", "planned_for(sigma, coordinates) if hardened else sigma", "sigma"),
+    ),
+    mutant(
+        "moving thresholds unpaid",
+        "the counts that move thresholds are paid for out of the same plan",
+        "tests/test_adaptive.py tests/test_engine_release.py",
+        ("adaptive.py", "return sigma / math.sqrt(1 - self.share)", "return sigma"),
+    ),
+    mutant(
+        "counts that aren't centred",
+        "a sample moves a count by half at most",
+        "tests/test_adaptive.py",
+        ("adaptive.py", "torch.where(norms <= threshold, 0.5, -0.5)", "torch.where(norms <= threshold, 1.0, 0.0)"),
+    ),
+)
+
+ACCOUNTING = (
+    mutant(
+        "wrong q in the ledger",
+        "the rate that is accounted is the rate at which samples are drawn",
+        "tests/test_mechanism.py",
+        ("mechanism.py", "            rate=self.sample_rate,", "            rate=self.sample_rate * 0.99,"),
+    ),
+    mutant(
+        "epsilon of half the steps",
+        "epsilon is of every released step",
+        "tests/test_ledger.py",
+        (
+            "ledger.py",
+            "return self.mechanism.spent(delta=delta, steps=self.steps)",
+            "return self.mechanism.spent(delta=delta, steps=(self.steps + 1) // 2)",
+        ),
+    ),
+    mutant(
+        "empty batches not counted",
+        "a step on an empty batch is a release",
+        "tests/test_engine_noise.py",
+        (
+            "step.py",
+            '            self._ledger.record("groupclip" if own else "user")',
+            '            _ = self._seen and self._ledger.record("groupclip" if own else "user")',
+        ),
+    ),
+    mutant(
+        "a step past the plan",
+        "nothing is released past the plan",
+        "tests/test_ledger.py",
+        ("ledger.py", "if self.steps >= self.mechanism.steps:", "if self.steps > self.mechanism.steps:"),
+    ),
+    mutant(
+        "replacing accounted like removing",
+        "replace-one doubles the sensitivity",
+        "tests/test_accounting_truth.py",
+        ("events.py", 'return self.sigma / 2 if self.adjacency == "replace-one" else self.sigma', "return self.sigma"),
+    ),
+    mutant(
+        "sampler of a fixed size",
+        "every sample enters independently of the others",
+        "tests/test_sampling_law.py",
+        (
+            "draws.py",
+            "np.flatnonzero(stream.words(count) < np.uint64(threshold))",
+            "np.sort(np.argsort(stream.words(count))[: round(rate * count)])",
+        ),
+    ),
+    mutant(
+        "truncation that keeps the first",
+        "who is left out of a batch that is too large is chosen uniformly",
+        "tests/test_sampling_law.py tests/test_draws.py",
+        ("draws.py", "            return indices[chosen]", "            return indices[:most]"),
+    ),
+    mutant(
+        "half a batch vouched for",
+        "a statement says groupclip's sampling only for steps on whole batches of it",
+        "tests/test_sampling_claims.py",
+        (
+            "sampling.py",
+            "sum(piece.units for piece in self._pieces) == units",
+            "sum(piece.units for piece in self._pieces)",
+        ),
+    ),
+    mutant(
+        "epsilon rounded down",
+        "the printed figure is never better than the proven one",
+        "tests/test_statement.py",
+        (
+            "wording.py",
+            "rounded = math.ceil(epsilon / unit - 1e-9) * unit",
+            "rounded = math.floor(epsilon / unit) * unit",
+        ),
+    ),
+)
+
+RUNS = (
+    mutant(
+        "threshold changed after the plan",
+        "clipping, noise and statement are made from one plan, which doesn't change",
+        "tests/test_engine_state.py",
+        (
+            "engine.py",
+            "ReadOnly(self._amounts.thresholds)",
+            "self._amounts.thresholds",
+        ),
+    ),
+    mutant(
+        "facts of the run replaced",
+        "clipping, noise and statement are made from one plan, which doesn't change",
+        "tests/test_engine_state.py",
+        ("engine.py", "if name in _FACTS and name in self.__dict__:", "if False:"),
+    ),
+    mutant(
+        "un-noised gradient logged",
+        "everything that is logged has noise in it",
+        "tests/run/test_run_leaks.py",
+        (
+            "run/loop.py",
+            "        self._updating = True\n",
+            "        self._updating, self._plain = True, noisy_norms(trainer.engine)\n",
+        ),
+        (
+            "run/loop.py",
+            '"noisy_gradient_norm": noisy_norms(self.trainer.engine),',
+            '"noisy_gradient_norm": self._plain,',
+        ),
+    ),
+    mutant(
+        "largest norm of a sample logged",
+        "everything that is logged has noise in it",
+        "tests/run/test_run_leaks.py",
+        (
+            "run/metrics.py",
+            "norms[group] = norm if math.isfinite(norm) else None",
+            "norms[group] = float(engine._norms[group].max())",
+        ),
+    ),
+    mutant(
+        "un-noised norms that leave no mark",
+        "the statement says whether un-noised statistics were looked at",
+        "tests/test_engine_state.py",
+        ("engine.py", 'self._unsafe.add("per-sample gradient norms")', "pass"),
+    ),
+    mutant(
+        "resume that forgets steps",
+        "a step whose result may have been seen stays charged",
+        "tests/run/test_run_resume.py",
+        (
+            "run/train.py",
+            "ledger, progress = _charge_lost(saved, min(read_journal(folder.journal), mechanism.steps))",
+            "ledger, progress = _charge_lost(saved, 0)",
+        ),
+    ),
+    mutant(
+        "charged after the step",
+        "a step is charged on the disk before it is taken",
+        "tests/run/test_run_resume.py",
+        (
+            "run/loop.py",
+            '                with said_plainly("charging a step", going_on):\n                    step = journal.charge()\n'
+            "                self._step(batch, step)\n",
+            "                self._step(batch, journal.charged + 1)\n"
+            '                with said_plainly("charging a step", going_on):\n                    step = journal.charge()\n',
+        ),
+    ),
+    mutant(
+        "ledger of another plan accepted",
+        "an edited plan is detected",
+        "tests/test_ledger.py",
+        ("ledger.py", '        differing = "the plan hash"\n', '        return\n        differing = "the plan hash"\n'),
+    ),
+    mutant(
+        "resume folder open to all",
+        "the secret part of a run is for its owner alone",
+        "tests/run/test_run_train.py",
+        ("run/folder.py", "folder.resume.mkdir(mode=0o700)", "folder.resume.mkdir(mode=0o755)"),
+    ),
+)
+
+MUTANTS = (*CLIPPING, *NOISE, *ACCOUNTING, *RUNS)
