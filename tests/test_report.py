@@ -40,7 +40,8 @@ def report(**changes):
     facts = {
         "title": "mlp on digits", "statement": [("Result", "It is <private>.")], "epsilon": 2.0, "delta": 1e-5,
         "planned_epsilon": 2.0, "steps": 8, "updates": 8, "test_accuracy": 0.75, "chance": 0.1, "partition": groups,
-        "thresholds": {ODD: 0.6, "top": 0.8}, "noise_multiplier": 1.5, "noise_std": 1.5, "expected_batch_size": 100,
+        "thresholds": {ODD: 0.6, "top": 0.8}, "noise_multiplier": 1.5, "noise_stds": {ODD: 1.5, "top": 2.5},
+        "expected_batch_size": 100,
         "rows": rows, "lost": (), "data": {"name": "digits"}, "pretraining": {}, "settings": {"lr": 0.1, "clipping": {"0.*": ODD}},
         "environment": {"python": "3.11"},
     }  # fmt: skip
@@ -71,7 +72,20 @@ def test_names_and_words_are_escaped():
 
 
 @pytest.mark.parametrize(
-    "fact", ["75.0%", "2.00", "epsilon at delta 1e-05", "0.6", "0.8", "16", "10", "Noise multiplier 1.5", "0.015", "3.11"]
+    "fact",
+    [
+        "75.0%",
+        "2.00",
+        "epsilon at delta 1e-05",
+        "0.6",
+        "0.8",
+        "16",
+        "10",
+        "Noise multiplier 1.5",
+        "0.015",
+        "0.025",
+        "3.11",
+    ],
 )
 def test_it_tells(fact):
     assert fact in html_report(report())

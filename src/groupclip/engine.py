@@ -309,13 +309,38 @@ class Engine:
         """The guarantee in words."""
         return self.record(delta=delta).text()
 
+    def unsafe_look(self, what: str) -> None:
+        """Say that somebody looked at, logged or acted upon ``what``, a statistic of the training data without noise.
+
+        The statement, record and model card of the run name it, also after a resume. For statistics that the engine doesn't
+        hold: losses or accuracy on the training data. :meth:`unsafe_norms` and :meth:`unsafe_clip_fractions` call it.
+
+        Raises:
+            ValueError: an empty name.
+        """
+        if not what.strip():
+            raise ValueError("unsafe_look needs the name of what was looked at, as the statement will tell it")
+        self._unsafe.add(" ".join(what.split()))
+
+    def unsafe_clip_fractions(self) -> dict[str, float]:
+        """Share of the samples of the last backward pass whose gradient is longer than the group's threshold.
+
+        NOT private, as :meth:`unsafe_norms`. What is private, and paid for, is :class:`groupclip.Adaptive`: it releases noisy
+        counts of this and moves the thresholds by them. 0 for an empty batch.
+        """
+        self.unsafe_look("share of gradients that were clipped")
+        return {
+            group: float((norms > self.thresholds[group]).double().mean()) if len(norms) else 0.0
+            for group, norms in self.unsafe_norms().items()
+        }
+
     def unsafe_norms(self) -> dict[str, Tensor]:
         """Norms ``[B]`` of the per-sample gradients of each group in the last backward pass.
 
         NOT private: they are functions of single samples, without noise. The statement of the run says that they were
         looked at. A group that took no part has norm zero.
         """
-        self._unsafe.add("per-sample gradient norms")
+        self.unsafe_look("per-sample gradient norms")
         batch = max((len(n) for n in self._norms.values()), default=0)
         return {name: self._norms.get(name, torch.zeros(batch)) for name in self.partition.names}
 

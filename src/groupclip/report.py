@@ -23,8 +23,8 @@ class RunReport:
     """The facts of one run.
 
     statement: (heading, words) of the guarantee. rows: of ``metrics.jsonl``. lost: (first, last) charged steps whose
-    updates a crash lost. noise_std: of the noise on every coordinate of the SUM of clipped gradients, before
-    the division by the expected batch size. test_accuracy: None if it was never measured.
+    updates a crash lost. noise_stds: group -> standard deviation of the noise on every coordinate of the SUM of its clipped
+    gradients, before the division by the expected batch size. test_accuracy: None if it was never measured.
     pretraining: facts about public pretraining; empty without.
     """
 
@@ -40,7 +40,7 @@ class RunReport:
     partition: Partition
     thresholds: Mapping[str, float]
     noise_multiplier: float
-    noise_std: float
+    noise_stds: Mapping[str, float]
     expected_batch_size: float
     rows: Sequence[Mapping[str, Any]]
     lost: Sequence[tuple[int, int]]
@@ -73,11 +73,9 @@ def html_report(run: RunReport) -> str:
         "<h2>Groups</h2>",
         _image(plots.groups(run.partition.sizes, run.thresholds), "size and threshold of each group"),
         _groups(run),
-        f"<p>Noise multiplier {run.noise_multiplier:.6g}; the noise on each coordinate of the summed "
-        "gradient has "
-        f"standard deviation {run.noise_std:.6g}, and {run.noise_std / run.expected_batch_size:.3g} after "
-        "the division "
-        f"by the expected batch size {run.expected_batch_size:g}.</p>",
+        f"<p>Noise multiplier {run.noise_multiplier:.6g}. Noise: its standard deviation on each coordinate of the group's "
+        "summed gradient, and after the division by the expected batch size "
+        f"{run.expected_batch_size:g}.</p>",
         "<h2>Data</h2>",
         _table(run.data),
         *(["<h2>Public pretraining</h2>", _table(run.pretraining)] if run.pretraining else []),
@@ -109,8 +107,8 @@ def _norms(run: RunReport) -> str:
         ]
         for group in run.partition
     }
-    std = run.noise_std / run.expected_batch_size
-    return plots.noisy_norms(curves, {g: std * math.sqrt(size) for g, size in run.partition.sizes.items()})
+    expected = {g: run.noise_stds[g] * math.sqrt(n) / run.expected_batch_size for g, n in run.partition.sizes.items()}
+    return plots.noisy_norms(curves, expected)
 
 
 def _lost(run: RunReport) -> list[str]:
@@ -131,10 +129,12 @@ def _is_lost(run: RunReport, step: int) -> bool:
 def _groups(run: RunReport) -> str:
     rows = "".join(
         f"<tr><td>{escape(group)}</td><td>{len(run.partition[group])}</td><td>{run.partition.sizes[group]:,}</td>"
-        f"<td>{run.thresholds[group]:.6g}</td></tr>"
+        f"<td>{run.thresholds[group]:.6g}</td><td>{run.noise_stds[group]:.6g}</td>"
+        f"<td>{run.noise_stds[group] / run.expected_batch_size:.3g}</td></tr>"
         for group in run.partition
     )
-    head = "<tr><th>group</th><th>parameters</th><th>numbers</th><th>threshold R_m</th></tr>"
+    head = "<tr><th>group</th><th>parameters</th><th>numbers</th><th>threshold R_m</th><th>noise</th>"
+    head += "<th>noise / batch size</th></tr>"
     return f'<table class="numbers">{head}{rows}</table>'
 
 

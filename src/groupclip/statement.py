@@ -145,6 +145,12 @@ class PrivacyRecord:
         return sum(self.steps_by_sampler.values())
 
     @property
+    def released(self) -> str:
+        """What the figure covers."""
+        also = "".join(f", {name}" for name in self.other_releases)
+        return f"the noisy gradient of every step, so the weights after every step{also}"
+
+    @property
     def sampling_is_ours(self) -> bool:
         """True if groupclip drew every batch, so that the sampling is known to be the mechanism's."""
         return self.steps_by_sampler["user"] == 0
@@ -202,7 +208,8 @@ class PrivacyRecord:
             "epsilon_exact": None if spent is None else spent.exact,
             "accountant_note": "" if spent is None else spent.note,
             "accounting_library": f"dp-accounting {accounting.version()}",
-            "released": "the noisy gradient of every step, so the weights after every step",
+            "released": self.released,
+            "normalised_by": self.mechanism.expected_batch_size,
             "tuning_accounted": False,
             "secure_noise": self.secure_noise,
             "unsafe_statistics": list(self.unsafe_statistics),

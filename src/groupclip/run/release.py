@@ -118,7 +118,7 @@ def write_report(
         partition=trainer.engine.partition,
         thresholds=trainer.engine.thresholds,
         noise_multiplier=trainer.noise_multiplier,
-        noise_std=trainer.engine.noise_std,
+        noise_stds=trainer.engine.noise_stds,
         expected_batch_size=config.batch_size,
         rows=rows,
         lost=progress.lost,
