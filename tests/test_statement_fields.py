@@ -54,7 +54,9 @@ FIELDS = {
     "sampling assumed": ("sampling_assumed", r"sampling assumed \| Poisson", r"The figure assumes Poisson samples"),
     "sampling used": ("sampling_used", r"sampling used \| the user's own in 3 steps", r"The sampling was the user's own"),
     "accountant": ("accountant", r"accountant \| (PLD|RDP), dp-accounting \d", r"By the (PLD|RDP) accountant"),
-    "version of the accountant": ("accounting_library", r"accountant \| (PLD|RDP), dp-accounting 0\.6\.\d", r"dp-accounting 0\.6\.\d"),
+    "version of the accountant": (
+        "accounting_library", r"accountant \| (PLD|RDP), dp-accounting 0\.6\.\d", r"dp-accounting 0\.6\.\d",
+    ),
     "what is released": ("released", r"released \| the noisy gradient of every step", r"the weights after every step"),
     "tuning": ("tuning_accounted", r"tuning \| not accounted", r"Tuning is not accounted"),
     "random numbers": ("secure_noise", r"noise \| secure", r"cryptographic generator \(AES-256"),
