@@ -200,7 +200,7 @@ REFUSED: dict[str, tuple[Callable[[], None], type[Exception], str, str]] = {
     ),
     "a stream with Poisson accounting": (stream, TypeError, "a stream has no index", "map-style data set"),
     "parameter in no group": (in_no_group, ValueError, r"parameter '4\.weight' is in no group", "add one"),
-    "parameter in two groups": (in_two_groups, ValueError, r"'0\.bias'", "group"),
+    "parameter in two groups": (in_two_groups, ValueError, r"'0\.bias' is in two groups, 'a' and 'b'", "keep it in one"),
     "trainable parameter without a rule": (no_rule, CoverageError, "'weight' that was not clipped", "freeze it"),
     "threshold changed after the plan": (
         one_threshold_changed, TypeError, r"threshold of group '0' can't be changed", "attach again",

@@ -54,7 +54,9 @@ class Partition:
                 raise ValueError(f"group {group!r} is empty: every group needs a trainable parameter")
             for name in members:
                 if name in seen:
-                    raise ValueError(f"parameter {name!r} is in two groups, {seen[name]!r} and {group!r}")
+                    raise ValueError(
+                        f"parameter {name!r} is in two groups, {seen[name]!r} and {group!r}: keep it in one, for it is clipped once"
+                    )
                 seen[name] = group
         if len(set(self.names)) < len(self.groups):
             raise ValueError(f"two groups have one name: {', '.join(self.names)}")
