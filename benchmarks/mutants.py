@@ -98,8 +98,9 @@ process.
 ## False alarms
 
 The statistical tests ({files}) have fixed keys and seeds, or fresh keys in every run. Under {seeds} other seeds (of every
-keyed stream, torch, NumPy and Hypothesis) **{alarms} runs failed**; their must-reject twins are in the same files and were
-rejected under every seed. Each file states its false-alarm rate.
+keyed stream, torch, NumPy and Hypothesis) **{alarms} runs failed**. Their must-reject twins are in the same files and were
+rejected under every seed. (Of the audit of a step the sound steps are run here, without its twins: an audit may miss an
+error.) Each file states its false-alarm rate.
 
 ## Again
 

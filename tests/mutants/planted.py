@@ -123,7 +123,7 @@ CLIPPING = (
 NOISE = (
     mutant(
         "noise by the group's own threshold",
-        "noise is sigma ||(R_1..R_M)||: too little by a factor like sqrt(M)",
+        "noise is sigma times the length of (R_1 .. R_M); else too little by up to sqrt(M)",
         "tests/test_allocation.py tests/test_engine_noise.py",
         (
             "allocation.py",
@@ -365,7 +365,7 @@ RUNS = (
         "un-noised norms that leave no mark",
         "the statement says whether un-noised statistics were looked at",
         "tests/test_engine_state.py",
-        ("engine.py", 'self._unsafe.add("per-sample gradient norms")', "pass"),
+        ("engine.py", 'self._unsafe.add(" ".join(what.split()))', "pass"),
     ),
     mutant(
         "resume that forgets steps",
