@@ -242,7 +242,7 @@ def test_refused_by_name(name: str) -> None:
     assert re.search(fix, str(refusal.value)), str(refusal.value)
 
 
-def test_a_run_whose_sampler_was_replaced_has_an_epsilon_on_a_condition_only() -> None:
+def test_a_run_whose_sampler_was_replaced_has_an_epsilon_on_a_condition_only(caplog: pytest.LogCaptureFixture) -> None:
     """Not refused, for a user's own sampler may be a Poisson sampler; but never stated as if groupclip had drawn."""
     model, optimizer, engine = attached()
     for logical in gc.poisson_batches(DATA, plan()):
@@ -252,6 +252,11 @@ def test_a_run_whose_sampler_was_replaced_has_an_epsilon_on_a_condition_only() -
             engine.backward(losses(model))  # samples that weren't drawn
         optimizer.step()
         optimizer.zero_grad()
+        engine.epsilon(delta=1e-5)
+        assert engine.ledger is not None and bool(caplog.records) == (engine.ledger.steps >= 4)
+    (warning,) = caplog.records  # once a run
+    assert "1 of 4 steps were on batches that groupclip didn't draw" in warning.getMessage()
+    assert "Draw them by groupclip.logical_batches" in warning.getMessage()
     record = engine.record(delta=1e-5)
     assert not record.sampling_is_ours
     assert record.to_dict()["sampling_used"] == {"groupclip": 5, "user": 1}

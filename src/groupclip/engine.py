@@ -7,6 +7,7 @@ noise and the division by the expected batch size come once per logical step, in
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -93,6 +94,8 @@ def attach(
     return Engine(model, optimizer, groups, mechanism, clip, thresholds, allocation, loss_reduction, noise)
 
 
+_log = logging.getLogger("groupclip")
+
 #: What clipping, noise and the statement were made from when the engine was attached.
 _FACTS = frozenset({"partition", "clip", "thresholds", "mechanism", "noise", "ledger"})
 
@@ -133,6 +136,7 @@ class Engine:
         keep_uncompiled()
         self.ledger = None if mechanism is None else Ledger(mechanism)
         self._unsafe: set[str] = set()
+        self._warned = False  # of a sampler that isn't groupclip's
         self._norms: dict[str, Tensor] = {}
         self._tape = Tape(self.clip, loss_reduction, self._clipped)
         self._groups = self._open_groups(named)
@@ -282,7 +286,7 @@ class Engine:
         return self._amounts.stds
 
     def epsilon(self, *, delta: float) -> float:
-        """Epsilon spent so far at this delta.
+        """Epsilon spent so far at this delta. Where batches were the user's own, a warning in the log says what it rests on.
 
         Raises:
             PrivacyViolation: clipping alone, or noise that a seed reproduces: nothing can be claimed.
@@ -292,7 +296,15 @@ class Engine:
                 "the noise of this run comes from a seed and can be subtracted again, so no epsilon can be claimed; attach "
                 "without noise= for secure noise (mechanism.epsilon(delta=..) gives the figure of the plan)"
             )
-        return self._require_ledger().epsilon(delta=delta)
+        ledger = self._require_ledger()
+        if ledger.steps_by_sampler["user"] and not self._warned:
+            self._warned = True
+            _log.warning(
+                "epsilon assumes %s batches, but %d of %d steps were on batches that groupclip didn't draw: it holds only if they "
+                "were drawn so. Draw them by groupclip.logical_batches(dataset, mechanism); shuffled batches protect less",
+                ledger.mechanism.sampling, ledger.steps_by_sampler["user"], ledger.steps,
+            )  # fmt: skip
+        return ledger.epsilon(delta=delta)
 
     def record(self, *, delta: float) -> PrivacyRecord:
         """Every fact that a reader of the guarantee needs."""
