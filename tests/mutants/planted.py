@@ -308,6 +308,18 @@ ACCOUNTING = (
         ),
     ),
     mutant(
+        "every batch vouched for",
+        "a statement says groupclip's sampling only for steps on whole batches of it",
+        "tests/test_engine_state.py",
+        ("step.py", '"groupclip" if own else "user"', '"groupclip"'),
+    ),
+    mutant(
+        "less noise than planned stated",
+        "a record is refused where the noise that was added is less than the plan's",
+        "tests/test_statement.py",
+        ("statement.py", "if not realised >= planned * (1 - _ROUNDING):", "if False:"),
+    ),
+    mutant(
         "epsilon rounded down",
         "the printed figure is never better than the proven one",
         "tests/test_statement.py",
