@@ -238,3 +238,52 @@ def test_a_model_that_shuffles_its_samples_is_seen_to(shuffle) -> None:
     alone = [torch.autograd.grad(torch.tanh(F.linear(x[i], model.layer.weight.detach(), b)).square().sum(), b)[0].norm()
              for i in range(6) for b in [model.layer.bias.detach().requires_grad_()]]  # fmt: skip
     torch.testing.assert_close(norms, torch.stack(alone), rtol=1e-10, atol=0)
+
+
+class Positions(nn.Module):
+    """Its second input is no batch: positions, which may be as many as there are samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.table, self.head = nn.Linear(4, 5), nn.Embedding(8, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.layer(x) + self.table(positions))).sum(dim=1)
+
+
+@pytest.mark.parametrize("length", [4, 6])
+def test_an_input_that_is_no_batch_may_be_as_long_as_one(length: int) -> None:
+    torch.manual_seed(0)
+    model, x = Positions().double(), torch.randn(length, length, 4, dtype=torch.float64)
+    alone = {name: [] for name, _ in model.named_parameters()}
+    for i in range(length):
+        loss = model(x[i : i + 1], torch.arange(length)).square().sum()
+        grads = torch.autograd.grad(loss, list(model.parameters()))
+        for name, grad in zip(alone, grads, strict=True):
+            alone[name].append(grad.norm())
+    engine = gc.attach(model, None, "param-wise", None, clip="abadi", thresholds=1e-3)
+    engine.backward(model(x, torch.arange(length)).square().sum(dim=1))
+    for name, norms in engine.unsafe_norms().items():
+        torch.testing.assert_close(norms, torch.stack(alone[name]), rtol=1e-10, atol=0)
+
+
+def test_a_first_input_without_more_dimensions_is_the_batch_all_the_same() -> None:
+    """Lengths come first, and the rest can't be cut to two samples: the model asks for its own batch size."""
+
+    class Fixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, lengths: Tensor, x: Tensor) -> Tensor:
+            if len(x) != 6:
+                raise ValueError("six samples, always")
+            return self.layer(x.flip(0)).flip(0) * lengths.unsqueeze(1)
+
+    torch.manual_seed(0)
+    model, lengths, x = Fixed().double(), torch.arange(1.0, 7.0).double(), torch.randn(6, 4, dtype=torch.float64)
+    engine = gc.attach(model, None, "param-wise", None, clip="abadi", thresholds=1e-3)
+    engine.backward(model(lengths, x).square().sum(dim=1))
+    out = model.layer(x).detach() * lengths.unsqueeze(1)
+    expected = (2 * out * lengths.unsqueeze(1)).norm(dim=1)
+    torch.testing.assert_close(engine.unsafe_norms()["layer.bias"], expected, rtol=1e-10, atol=0)

@@ -8,7 +8,8 @@ those of the sample that changed. A model that sorts its samples is seen to, for
 assumed meanwhile was wrong, or the passes differ in more than numbers, it is done again on ``(a, b)``, ``(a, c)``, ``(b, c)``
 and ``(b, a)``.
 
-The limit: a model that arranges larger batches, or other values, in a way that these samples don't show.
+The limit: a model that arranges its batch in a way that these samples don't show: by the size of the batch, by a flag that is
+set later, by values (a sort in which they tie, ragged rows of which they have equally many).
 """
 
 from __future__ import annotations
@@ -173,7 +174,7 @@ def learn(model: nn.Module, layouts: Layouts, run: Any, args: tuple[Any, ...], k
     """Give ``layouts`` a lesson: passes over two samples of the inputs, of which one changes each time.
 
     The model (buffers, attributes, modes) and random number generators are left as they were. A model that can't run
-    on two samples is no error: places that stay unknown go the slow way unless their shape leaves no doubt.
+    on two samples is no error: places that stay unknown go the slow way.
 
     Args:
         model: the attached model.
@@ -192,9 +193,12 @@ def learn(model: nn.Module, layouts: Layouts, run: Any, args: tuple[Any, ...], k
         return False
 
     devices = sorted({t.device.index for t in tensors if t.device.type == "cuda"})
-    # If the model can't run on two samples, an input that isn't of the batch may be as long as it by chance (positions).
-    for cut in (samples, [t for t in samples if t.dim() > 1], samples[:1]):
-        passes = _Passes(model, run, args, kwargs, {id(t) for t in cut}, devices)
+    # If the model can't run on two samples, an input that isn't of the batch may be as long as it by chance (positions). The
+    # first tensor is the batch by contract.
+    first, *rest = map(id, samples)
+    several = {id(t) for t in samples if t.dim() > 1}
+    for cut in dict.fromkeys((frozenset((first, *rest)), frozenset(several | {first}), frozenset((first,)))):
+        passes = _Passes(model, run, args, kwargs, cut, devices)
         layouts.failed = not _teach(layouts, passes, others)
         if not layouts.failed:
             break
@@ -213,7 +217,7 @@ class _Passes:
     run: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    cut: set[int]
+    cut: frozenset[int]
     devices: list[int]
 
     def meet(self, layouts: Layouts, samples: tuple[int, int]) -> dict[Place, list[Tensor]] | None:
