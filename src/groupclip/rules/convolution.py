@@ -46,14 +46,18 @@ def _rule(function: Any, dims: int) -> Rule:
             if weighted:
                 booked.append(Convolution(axis.split(saved[0], batch), g, geometry))
             if biased:
-                wide = torch.promote_types(g.dtype, torch.float32)
-                per_channel = g.reshape(batch, g.shape[1], g.shape[2], prod(g.shape[3:]))
-                booked.append(Dense(per_channel.sum(dim=(1, 3), dtype=wide)))
+                booked.append(bias_gradients(g))
             return booked
 
         return call.tap([out], [x] if weighted else [], [o for o in (weight, bias) if call.is_private(o)], book)[0]
 
     return rule
+
+
+def bias_gradients(g: Tensor) -> Dense:
+    """Of a bias ``[p]``, from output gradients ``[B, K, p, *pixels]``."""
+    per_channel = g.reshape(*g.shape[:3], prod(g.shape[3:]))
+    return Dense(per_channel.sum(dim=(1, 3), dtype=torch.promote_types(g.dtype, torch.float32)))
 
 
 def each(value: int | Sequence[int], dims: int) -> tuple[int, ...]:

@@ -7,19 +7,16 @@ input were the gradient g of the result, and its output gradient were x.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..layout import Axis
 from ..persample.base import PerSample
 from ..persample.convolution import Convolution, Geometry
-from ..persample.dense import Dense
 from ..private import RULES, Call, NotSplit, Rule
-from .convolution import each
+from .convolution import bias_gradients, each
 from .shapes import autocast_to
 
 
@@ -48,9 +45,7 @@ def _rule(function: Any, dims: int) -> Rule:
                 read, backwards = _without_excess(g, geometry, more)
                 booked.append(Convolution(read, axis.split(saved[0], batch), backwards))
             if biased:
-                wide = torch.promote_types(g.dtype, torch.float32)
-                per_channel = g.reshape(batch, g.shape[1], g.shape[2], prod(g.shape[3:]))
-                booked.append(Dense(per_channel.sum(dim=(1, 3), dtype=wide)))
+                booked.append(bias_gradients(g))
             return booked
 
         return call.tap([out], [x] if weighted else [], [o for o in (weight, bias) if call.is_private(o)], book)[0]
