@@ -10,15 +10,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_BLUE, _RED, _GREY = "#2563a8", "#b4442f", "#667080"
-_COLOURS = (_BLUE, _RED, "#3b8a5a", "#8a5aa8", "#c08a2e", "#2e9aa8")
+_BLUE, _RED, GREY = "#2563a8", "#b4442f", "#667080"
+COLOURS = (_BLUE, _RED, "#3b8a5a", "#8a5aa8", "#c08a2e", "#2e9aa8")
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "path",  # looks the same wherever it is opened
     "svg.hashsalt": "groupclip",  # the same figure gives the same file
     "font.size": 9.0,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.edgecolor": _GREY,
+    "axes.edgecolor": GREY,
     "axes.grid": True,
     "axes.axisbelow": True,
     "grid.color": "#e3e6ea",
@@ -37,28 +37,28 @@ def accuracy_and_epsilon(accuracy: Curve, epsilon: Curve, planned_epsilon: float
         accuracy: (step, share right); may be empty. epsilon: (step, epsilon spent).
         planned_epsilon: drawn as the limit. chance: the accuracy of guessing, drawn as a line.
     """
-    with _drawing(2) as (figure, (left, right)):
-        left.axhline(chance, color=_GREY, linestyle=":", linewidth=1)
+    with drawing(2) as (figure, (left, right)):
+        left.axhline(chance, color=GREY, linestyle=":", linewidth=1)
         left.annotate(
             "guessing",
             (0.99, chance),
             xycoords=("axes fraction", "data"),
             ha="right",
             va="bottom",
-            color=_GREY,
+            color=GREY,
         )
         if accuracy:
             left.plot(*zip(*accuracy, strict=True), color=_BLUE, marker="o", markersize=3)
         left.set(title="Accuracy on held-out records", xlabel="step", ylim=(0, 1))
         left.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
-        right.axhline(planned_epsilon, color=_GREY, linestyle=":", linewidth=1)
+        right.axhline(planned_epsilon, color=GREY, linestyle=":", linewidth=1)
         right.annotate(
             "planned",
             (0.01, planned_epsilon),
             xycoords=("axes fraction", "data"),
             ha="left",
             va="bottom",
-            color=_GREY,
+            color=GREY,
         )
         if epsilon:
             right.plot(*zip(*epsilon, strict=True), color=_RED)
@@ -72,9 +72,9 @@ def noisy_norms(curves: Mapping[str, Curve], noise: Mapping[str, float]) -> str:
     Args:
         curves: group -> (step, norm). noise: group -> root mean square of the norm of its noise.
     """
-    with _drawing(1) as (figure, (axes,)):
+    with drawing(1) as (figure, (axes,)):
         for place, (group, curve) in enumerate(list(curves.items())[:_MOST_LINES]):
-            colour = _COLOURS[place % len(_COLOURS)]
+            colour = COLOURS[place % len(COLOURS)]
             if curve:
                 axes.plot(*zip(*curve, strict=True), color=colour, linewidth=1, label=group)
             axes.axhline(noise[group], color=colour, linestyle=":", linewidth=1)
@@ -91,7 +91,7 @@ def groups(sizes: Mapping[str, int], thresholds: Mapping[str, float]) -> str:
     """One bar a group: numbers in it, and its clipping threshold R_m."""
     names = list(sizes)
     places = range(len(names))
-    with _drawing(2, height=min(1.2 + 0.22 * len(names), 12.0)) as (figure, (left, right)):
+    with drawing(2, height=min(1.2 + 0.22 * len(names), 12.0)) as (figure, (left, right)):
         left.barh(places, [sizes[name] for name in names], color=_BLUE)
         left.set(title="Numbers in the group")
         left.xaxis.set_major_formatter(lambda number, _: f"{number:,.0f}")
@@ -108,7 +108,7 @@ def groups(sizes: Mapping[str, int], thresholds: Mapping[str, float]) -> str:
         return _svg(figure)
 
 
-class _drawing:
+class drawing:
     """Context of one figure with ``panels`` axes side by side; the style is set for that time alone."""
 
     def __init__(self, panels: int, height: float = 2.8) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ..plots import _COLOURS, _GREY, Curve, _drawing
+from ..plots import COLOURS, GREY, Curve, drawing
 
 _POINTS = 2000  # of a curve that are drawn, the highest of each stretch
 
@@ -14,9 +14,9 @@ def draw_curves(
     path: Path, predicted: Mapping[str, Sequence[int]], measured: Mapping[str, Sequence[int]] | None = None, title: str = ""
 ) -> None:  # fmt: skip
     """Live bytes over a pass: lines as predicted, dots as measured. The names of ``measured`` are among the predicted."""
-    with _drawing(1, height=3.6) as (figure, (axes,)):
+    with drawing(1, height=3.6) as (figure, (axes,)):
         for place, (name, levels) in enumerate(predicted.items()):
-            colour = _GREY if place == 0 else _COLOURS[(place - 1) % len(_COLOURS)]
+            colour = GREY if place == 0 else COLOURS[(place - 1) % len(COLOURS)]
             axes.plot(*_thinned(levels), color=colour, linewidth=1, label=name)
             if measured is not None and name in measured:
                 x, y = _thinned(measured[name])
@@ -25,20 +25,20 @@ def draw_curves(
         axes.yaxis.set_major_formatter(_bytes)
         axes.set_ylim(bottom=0)
         axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
-        _save(figure, path)
+        save(figure, path)
 
 
 def draw_lines(path: Path, lines: Mapping[str, Curve], title: str, xlabel: str) -> None:
     """Bytes against a number: peak memory against the number of groups, or against a boundary."""
-    with _drawing(1, height=3.2) as (figure, (axes,)):
+    with drawing(1, height=3.2) as (figure, (axes,)):
         for place, (name, line) in enumerate(lines.items()):
             axes.plot(
-                *zip(*line, strict=True), marker="o", markersize=3, color=_COLOURS[place % len(_COLOURS)], label=name
+                *zip(*line, strict=True), marker="o", markersize=3, color=COLOURS[place % len(COLOURS)], label=name
             )
         axes.set(title=title, xlabel=xlabel)
         axes.yaxis.set_major_formatter(_bytes)
         axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
-        _save(figure, path)
+        save(figure, path)
 
 
 def draw_trade(
@@ -50,12 +50,12 @@ def draw_trade(
         peaks, throughputs: name of a style -> (number of groups, bytes) and (number of groups, ratio).
         plain: bytes of plain training, a dotted line; that of its throughput lies at 1.
     """
-    with _drawing(2, height=3.2) as (figure, panels):
+    with drawing(2, height=3.2) as (figure, panels):
         for axes, lines, level in zip(panels, (peaks, throughputs), (plain, 1.0), strict=True):
-            axes.axhline(level, color=_GREY, linestyle=":", linewidth=1, label="without privacy")
+            axes.axhline(level, color=GREY, linestyle=":", linewidth=1, label="without privacy")
             for place, (name, line) in enumerate(lines.items()):
                 mark = "o" if len(line) > 1 else "*"
-                axes.plot(*zip(*line, strict=True), marker=mark, markersize=4, color=_COLOURS[place], label=name)
+                axes.plot(*zip(*line, strict=True), marker=mark, markersize=4, color=COLOURS[place], label=name)
             axes.set(xscale="log", xlabel="groups M")
             highest = max(level, *(y for line in lines.values() for _, y in line))
             axes.set_ylim(0, 1.06 * highest)
@@ -65,7 +65,7 @@ def draw_trade(
         panels[0].yaxis.set_major_formatter(_bytes)
         panels[1].set_title("throughput / plain", loc="right", fontsize=9)
         panels[1].legend(frameon=False, fontsize=8, loc="lower left")
-        _save(figure, path)
+        save(figure, path)
 
 
 def _thinned(levels: Sequence[int]) -> tuple[list[float], list[int]]:
@@ -80,7 +80,7 @@ def _bytes(size: float, _: object) -> str:
     return show_bytes(size)
 
 
-def _save(figure, path: Path) -> None:
+def save(figure, path: Path) -> None:
     ending = path.suffix.lower().removeprefix(".")
     if ending not in ("png", "svg"):
         raise ValueError(f"{path}: a figure is saved as .png or .svg")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..memory.figures import _save
-from ..plots import _COLOURS, _GREY, Curve, _drawing
+from ..memory.figures import save
+from ..plots import COLOURS, GREY, Curve, drawing
 from .bound import Setting, dp_sgd, proof_last_line, sgd_from_squares
 
 
@@ -17,50 +17,41 @@ def draw_bounds(path: Path, setting: Setting, groups: Sequence[int], steps: tupl
     """Bounds over T between two numbers of steps: solid, valid at every T; dotted, the paper's last line; grey, without privacy."""
     points = sorted({round(t) for t in np.geomspace(*steps, 40)})
     settings = [replace(setting, steps=t) for t in points]
-    with _drawing(1, height=3.6) as (figure, (axes,)):
+    with drawing(1, height=3.6) as (figure, (axes,)):
         for place, count in enumerate(groups):
-            colour = _COLOURS[place % len(_COLOURS)]
+            colour = COLOURS[place % len(COLOURS)]
             axes.plot(points, [dp_sgd(s, count).norm for s in settings], color=colour, label=f"M = {count}")
             axes.plot(points, [proof_last_line(s, count) for s in settings], color=colour, linestyle=":", linewidth=1)
-        axes.plot(points, [sgd_from_squares(s) for s in settings], color=_GREY, label="SGD, not private")
-        _trivial(axes, setting)
-        axes.set(
-            title=f"Gradient norm, bounded with probability {1 - setting.rho:g}; dotted: the paper's asymptote",
-            xlabel="steps T",
-            xscale="log",
-            yscale="log",
+        axes.plot(points, [sgd_from_squares(s) for s in settings], color=GREY, label="SGD, not private")
+        _over_steps(
+            axes, setting, f"Gradient norm, bounded with probability {1 - setting.rho:g}; dotted: the paper's asymptote"
         )
-        axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
-        _save(figure, path)
+        save(figure, path)
 
 
 def draw_measured(path: Path, bounds: Mapping[int, Curve], measured: Mapping[int, Curve], setting: Setting) -> None:
     """Number of groups -> (T, norm): lines for bounds, dots for what was measured."""
-    with _drawing(1, height=3.6) as (figure, (axes,)):
+    with drawing(1, height=3.6) as (figure, (axes,)):
         for place, (count, curve) in enumerate(bounds.items()):
-            colour = _COLOURS[place % len(_COLOURS)]
+            colour = COLOURS[place % len(COLOURS)]
             axes.plot(*zip(*curve, strict=True), color=colour, label=f"M = {count}, bound")
             axes.plot(
                 *zip(*measured[count], strict=True), "o--", color=colour, markersize=3, label=f"M = {count}, measured"
             )
-        _trivial(axes, setting)
-        axes.set(
-            title=f"Least over t of the {1 - setting.rho:.0%} quantile of the gradient norm",
-            xlabel="steps T",
-            xscale="log",
-            yscale="log",
-        )
-        axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
-        _save(figure, path)
+        _over_steps(axes, setting, f"Least over t of the {1 - setting.rho:.0%} quantile of the gradient norm")
+        save(figure, path)
 
 
-def _trivial(axes, setting: Setting) -> None:
-    axes.axhline(setting.trivial, color=_GREY, linestyle="--", linewidth=1)
+def _over_steps(axes, setting: Setting, title: str) -> None:
+    """Axes of norms over T, with the bound that is true before the first step."""
+    axes.set(title=title, xlabel="steps T", xscale="log", yscale="log")
+    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    axes.axhline(setting.trivial, color=GREY, linestyle="--", linewidth=1)
     axes.annotate(
         "true at the start already",
         (0.99, setting.trivial),
         xycoords=("axes fraction", "data"),
         ha="right",
         va="bottom",
-        color=_GREY,
+        color=GREY,
     )
