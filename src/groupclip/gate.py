@@ -48,9 +48,10 @@ class Group:
         if self.gate is None:
             if in_backward() and self.name in self.tape.ended:
                 raise PrivacyViolation(
-                    f"group {self.name!r} was clipped already when a re-entrant checkpoint used it again: a group that spans "
-                    "two checkpointed segments would be clipped in parts. Use torch.utils.checkpoint with "
-                    "use_reentrant=False, or groups that lie inside one segment"
+                    f"group {self.name!r} was clipped already when a checkpoint used it again in the backward pass: it would be "
+                    "clipped in parts. With re-entrant checkpoints a group must lie inside one segment: use "
+                    "torch.utils.checkpoint with use_reentrant=False. Without re-entry this happens where a tensor is computed "
+                    "from a parameter in one segment and used in another (T5's position bias): freeze that parameter"
                 )
             self.gate = Gate(self)
         return self.gate

@@ -182,10 +182,8 @@ class Bystanders:
     """
 
     def __init__(self, slots: list[Slot], optimizer: Optimizer) -> None:
-        self._slots, self._optimizer = (
-            weakref.WeakSet(slots),
-            weakref.ref(optimizer),
-        )  # the hook outlives an engine dropped
+        # Weak, because this hook is on all optimizers and outlives an engine that is dropped.
+        self._slots, self._optimizer = weakref.WeakSet(slots), weakref.ref(optimizer)
 
     def __call__(self, optimizer: Optimizer, *_: Any) -> None:
         if optimizer is self._optimizer():
