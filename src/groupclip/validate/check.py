@@ -10,6 +10,7 @@ The truth is plain torch: the model on a batch of ONE sample, before it is attac
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -104,7 +105,7 @@ def check(
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 2:
         raise ValueError(f"samples={samples!r}: at least 2 are needed to see whether they mix")
     data = Batch(batch)
-    if data.size < max(samples, 2):
+    if data.size < samples:
         raise ValueError(
             f"the batch has {data.size} samples, {samples} are asked for: pass a larger example or samples="
         )
@@ -126,17 +127,15 @@ class _Check:
         self.skipped: list[str] = []
 
     def run(self) -> CheckReport:
+        everyone = range(self.samples)
         last = self.samples - 1
-        some = list(range(last))
-        singles = {i: self._alone(self.data.pick(i)) for i in some}
+        singles = [self._alone(self.data.pick(i)) for i in everyone]
+        self._losses_keep_apart([sample.loss for sample in singles])
         large = self._alone(self.data.pick(last), times=_LARGE)
-        self._losses_keep_apart({i: sample.loss for i, sample in singles.items()} | {last: large.loss / _LARGE})
-        engine = attach(
-            self.model, None, self.groups, None, clip=Abadi(), thresholds=self._thresholds(list(singles.values()))
-        )
+        engine = attach(self.model, None, self.groups, None, clip=Abadi(), thresholds=self._thresholds(singles))
         engine._tape.observer = self.coverage
         try:
-            self._equal(engine, "a batch as it is", self.data.pick(*some), list(singles.values()))
+            self._equal(engine, "a batch as it is", self.data.pick(*everyone), singles)
             self._equal(engine, "all samples but one removed", self.data.pick(0), [singles[0]])
             weights = torch.tensor([1.0, _LARGE])
             self._equal(
@@ -172,23 +171,22 @@ class _Check:
 
     # ------------------------------------------------------------------ the comparisons
 
-    def _losses_keep_apart(self, single: Mapping[int, float]) -> None:
+    def _losses_keep_apart(self, single: list[float]) -> None:
         """In no batch may a sample's loss be another than its loss alone."""
         last = self.samples - 1
-        pairs = [(0, 1), (0, last), (last, 1), tuple(range(self.samples))] if last > 1 else [(0, 1), (1, 0)]
+        batches = [(0, 1), (0, last), (last, 1), tuple(range(self.samples))] if last > 1 else [(0, 1), (1, 0)]
         tolerance = _LOSS_TOLERANCE.get(self.lowest, _HALF_LOSS_TOLERANCE)
-        for pair in pairs:
+        for chosen in batches:
             with comparable(self.model), torch.no_grad():
-                losses = self._loss(self.data.pick(*pair))
-            if tuple(losses.shape) != (len(pair),):
+                losses = self._loss(self.data.pick(*chosen))
+            if tuple(losses.shape) != (len(chosen),):
                 raise PrivacyViolation(
-                    f"loss_fn gave losses of shape {tuple(losses.shape)} for a batch of {len(pair)} samples: it must be "
-                    f"({len(pair)},)"
+                    f"loss_fn gave losses of shape {tuple(losses.shape)} for a batch of {len(chosen)} samples: it must be "
+                    f"({len(chosen)},)"
                 )
-            for here, i in zip(losses.tolist(), pair, strict=True):
-                if abs(here - single[i]) > tolerance * (abs(single[i]) + 1e-3) or (here != here) != (
-                    single[i] != single[i]
-                ):
+            for here, i in zip(losses.tolist(), chosen, strict=True):
+                off = abs(here - single[i]) > tolerance * (abs(single[i]) + 1e-3)
+                if off or math.isnan(here) != math.isnan(single[i]):
                     raise PrivacyViolation(self._blame())
 
     def _blame(self) -> str:
