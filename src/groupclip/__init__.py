@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from . import clipping
 from .adaptive import Adaptive
-from .engine import Engine, attach
+from .attaching import attach
+from .engine import Engine
 from .errors import BudgetExceeded, CoverageError, GroupClipError, PrivacyViolation, UnsupportedOperation
 from .hardened import HardenedNoise
 from .mechanism import Mechanism, default_delta

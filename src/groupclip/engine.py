@@ -8,7 +8,7 @@ noise and the division by the expected batch size come once per logical step, in
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -20,78 +20,25 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from . import rules as rules  # registers every rule
-from .adaptive import Adaptive
-from .admission import (
-    check_arguments,
-    check_caller,
-    check_coverage,
-    check_loss_scale,
-    check_losses,
-    check_modules,
-    check_optimizer,
-    check_parameters,
-    noise_multiplier,
-    refuse_batch_statistics,
-)
-from .clipping import ClipFunction, clip_function
+from .admission import check_caller, check_coverage, check_loss_scale, check_losses, refuse_batch_statistics
+from .clipping import ClipFunction
 from .errors import CoverageError, GroupClipError, PrivacyViolation
 from .gate import Group, Slot
 from .groupnoise import GroupNoise
 from .ledger import Ledger
 from .mechanism import Mechanism
-from .noise import NoiseSource, SecureNoise
-from .partition import Partition, check_covers, partition
+from .noise import NoiseSource
+from .partition import Partition
 from .private import Call, PrivateParameter, PrivateTensor
 from .rules.recurrent import note_order
 from .step import Bystanders, PrivateStep
 from .tape import LossReduction, Tape
-from .thresholds import ReadOnly, Thresholds
+from .thresholds import ReadOnly
 from .uncompiled import keep_uncompiled
 from .watch import Forward, Watch
 
 if TYPE_CHECKING:
     from .statement import PrivacyRecord
-
-
-def attach(
-    model: nn.Module,
-    optimizer: Optimizer | None,
-    groups: Partition | str | Mapping[str, str] | Callable[[str], str],
-    mechanism: Mechanism | None,
-    *,
-    clip: str | ClipFunction = "automatic",
-    thresholds: Thresholds | Adaptive = 1.0,
-    allocation: str | Mapping[str, float] = "equal",
-    loss_reduction: LossReduction = "none",
-    noise: NoiseSource | None = None,
-) -> Engine:
-    """Make ``model`` and ``optimizer`` train privately.
-
-    Args:
-        model: any module; its trainable parameters become private, in place.
-        optimizer: a ``torch.optim.Optimizer`` over exactly the trainable parameters; None with ``mechanism=None``.
-        groups: a :class:`Partition`, or a style for :func:`groupclip.partition`.
-        mechanism: the plan of the run, calibrated. None clips without noise and without accounting: not private.
-        clip: the clip function; see :mod:`groupclip.clipping`.
-        thresholds: R (then ``R_m = R / sqrt(M)``), M numbers, or a mapping from group to R_m; or
-            :class:`groupclip.adaptive.Adaptive`, which follows a quantile of the norms and pays for it out of the same plan.
-        allocation: how the noise is shared among the groups: "equal" (the paper's), "threshold", "dimension", or a standard
-            deviation by group; see :func:`groupclip.allocation.noise_stds`. Each amounts to the plan's noise multiplier.
-        loss_reduction: ``none`` (default): gradients come from ``engine.backward(losses)`` alone. ``mean`` or ``sum``: the
-            user's own ``loss.backward()`` is allowed, and the loss is that reduction over the samples of the batch.
-        noise: the source of noise; a new :class:`SecureNoise` by default.
-
-    Guarantee:
-        each step's gradient is ``(sum_i g_i^(m) C(g_i^(m); R_m) + sigma ||(R_1..R_M)|| N(0, I)) / E[batch size]``
-        for every group m (the paper's eq. for G_private^(m), section 1), over the samples of the logical batch; each
-        step is counted before it is applied, and none is made past the plan.
-
-    Raises:
-        CoverageError: a trainable parameter in no group, or not in the optimizer, or the optimizer holds others.
-        PrivacyViolation: the model normalises over the batch (BatchNorm in training mode).
-        ValueError, TypeError: arguments that don't fit; nothing is changed then.
-    """
-    return Engine(model, optimizer, groups, mechanism, clip, thresholds, allocation, loss_reduction, noise)
 
 
 _log = logging.getLogger("groupclip")
@@ -101,7 +48,7 @@ _FACTS = frozenset({"partition", "clip", "thresholds", "mechanism", "noise", "le
 
 
 class Engine:
-    """See :func:`attach`, which makes it. Facts of the run (partition, clip, thresholds, mechanism, ..) are read-only."""
+    """See :func:`groupclip.attach`, which makes it. Facts of the run (partition, clip, thresholds, mechanism, ..) are read-only."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _FACTS and name in self.__dict__:
@@ -112,34 +59,20 @@ class Engine:
         super().__setattr__(name, value)
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer | None, groups: Partition | str | Mapping[str, str] | Callable[[str], str],
-        mechanism: Mechanism | None, clip: str | ClipFunction, thresholds: Thresholds | Adaptive,
-        allocation: str | Mapping[str, float], loss_reduction: LossReduction, noise: NoiseSource | None,
+        self, model: nn.Module, optimizer: Optimizer | None, groups: Partition, mechanism: Mechanism | None, clip: ClipFunction,
+        amounts: GroupNoise, loss_reduction: LossReduction, noise: NoiseSource,
     ) -> None:  # fmt: skip
-        self.model, self.optimizer, self.mechanism = model, optimizer, mechanism
-        self.partition = groups if isinstance(groups, Partition) else partition(model, groups)
-        check_covers(self.partition, model)
-        self.clip = clip_function(clip)
-        check_arguments(loss_reduction, mechanism, optimizer)
-        self.noise: NoiseSource = SecureNoise() if noise is None else noise
-        named = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        sizes = {name: sum(named[n].numel() for n in self.partition[name]) for name in self.partition.names}
-        sigma = 0.0 if mechanism is None else noise_multiplier(mechanism)
-        self._amounts = GroupNoise(thresholds, allocation, sizes, sigma, self.noise, loss_reduction)
+        self.model, self.optimizer, self.mechanism, self.partition = model, optimizer, mechanism, groups
+        self.clip, self.noise, self._amounts = clip, noise, amounts
         # read-only: noise and clipping must not be told different thresholds
         self.thresholds: Mapping[str, float] = ReadOnly(self._amounts.thresholds)
-        check_modules(model)
-        check_parameters(named)
-        if optimizer is not None:
-            check_optimizer(optimizer, named)
-
         keep_uncompiled()
         self.ledger = None if mechanism is None else Ledger(mechanism)
         self._unsafe: set[str] = set()
         self._warned = False  # of a sampler that isn't groupclip's
         self._norms: dict[str, Tensor] = {}
         self._tape = Tape(self.clip, loss_reduction, self._clipped)
-        self._groups = self._open_groups(named)
+        self._groups = self._open_groups({n: p for n, p in model.named_parameters() if p.requires_grad})
         self._slots = [slot for group in self._groups for slot in group.slots]
         self._step = PrivateStep(
             self._slots, self.ledger, self.noise, self._amounts, self._show_plain, self._show_private

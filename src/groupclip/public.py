@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from groupclip.arguments import number
-from groupclip.engine import attach
+from groupclip.attaching import attach
 from groupclip.partition import Partition
 
 

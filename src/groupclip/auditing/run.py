@@ -16,9 +16,9 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from ..adaptive import Adaptive
+from ..attaching import attach
 from ..batch import replaced
 from ..clipping import ClipFunction
-from ..engine import attach
 from ..mechanism import Mechanism, default_delta
 from ..noise import NoiseSource
 from ..partition import Partition

@@ -22,8 +22,9 @@ from torch import Tensor, nn
 
 from ..adaptive import Adaptive
 from ..arguments import whole
+from ..attaching import attach
 from ..clipping import ClipFunction, bounded_factors
-from ..engine import Engine, attach
+from ..engine import Engine
 from ..errors import GroupClipError
 from ..mechanism import Mechanism, default_delta
 from ..noise import NoiseSource

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..attaching import attach
 from ..batch import tensors_in
-from ..engine import attach
 from ..partition import Partition
 from .live import Live
 from .passes import Curve

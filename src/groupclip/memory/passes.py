@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..attaching import attach
 from ..batch import tensors_in
-from ..engine import Engine, attach
+from ..engine import Engine
 from ..layout import Axis, Place
 from ..noise import CHUNK
 from ..partition import Partition, partition

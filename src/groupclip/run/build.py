@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from ..engine import Engine, attach
+from ..attaching import attach
+from ..engine import Engine
 from ..mechanism import Mechanism
 from ..partition import Partition, partition
 from ..styles import PLANNED

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from ..engine import attach
+from ..attaching import attach
 from ..models import pretrain_on_letters
 from ..models.cnn import SmallCNN
 from ..models.vit import VisionTransformer

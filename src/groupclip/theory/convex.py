@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from ..arguments import positive, whole
+from ..attaching import attach
 from ..clipping import Automatic
-from ..engine import attach
 from ..mechanism import Mechanism
 from ..noise import InsecureNoise
 from ..sampling import poisson_batches

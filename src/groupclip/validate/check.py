@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..attaching import attach
 from ..clipping import Abadi
-from ..engine import Engine, attach
+from ..engine import Engine
 from ..errors import GroupClipError, PrivacyViolation
 from ..norms import square_sums
 from ..partition import Partition, partition
@@ -173,10 +174,8 @@ class _Check:
 
     def _losses_keep_apart(self, single: list[float]) -> None:
         """In no batch may a sample's loss be another than its loss alone."""
-        last = self.samples - 1
-        batches = [(0, 1), (0, last), (last, 1), tuple(range(self.samples))] if last > 1 else [(0, 1), (1, 0)]
         tolerance = _LOSS_TOLERANCE.get(self.lowest, _HALF_LOSS_TOLERANCE)
-        for chosen in batches:
+        for chosen in ((self.samples - 1, 0), tuple(range(self.samples))):
             with comparable(self.model), torch.no_grad():
                 losses = self._loss(self.data.pick(*chosen))
             if tuple(losses.shape) != (len(chosen),):
