@@ -276,7 +276,7 @@ class Engine:
         self.unsafe_look("share of gradients that were clipped")
         return {
             group: float((norms > self.thresholds[group]).double().mean()) if len(norms) else 0.0
-            for group, norms in self.unsafe_norms().items()
+            for group, norms in self._last_norms().items()
         }
 
     def unsafe_norms(self) -> dict[str, Tensor]:
@@ -286,6 +286,9 @@ class Engine:
         looked at. A group that took no part has norm zero.
         """
         self.unsafe_look("per-sample gradient norms")
+        return self._last_norms()
+
+    def _last_norms(self) -> dict[str, Tensor]:
         batch = max((len(n) for n in self._norms.values()), default=0)
         return {name: self._norms.get(name, torch.zeros(batch)) for name in self.partition.names}
 
