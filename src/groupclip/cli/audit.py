@@ -5,21 +5,16 @@ from __future__ import annotations
 import copy
 import dataclasses
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import click
 
-from .arguments import arguments_at_fault, parse_options, parse_thresholds, print_json
+from .arguments import arguments_at_fault, parse_thresholds, print_json
+from .task import chosen, cross_entropy, task_options
 
 
 @click.command()
-@click.option("--task", required=True, help="digits, mnist, fashion-mnist, imagefolder:PATH or csv:PATH.")
-@click.option("--data", type=click.Path(path_type=Path), help="Path of the task's files, if it isn't in --task.")
-@click.option("--task-option", multiple=True, metavar="NAME=VALUE", help="E.g. text_column=review; repeatable.")
-@click.option("--model", help="As for groupclip train; default: the task's own.")
-@click.option("--model-option", multiple=True, metavar="NAME=VALUE", help="E.g. patch_size=4; repeatable.")
-@click.option("--clipping", help="Style of the groups, as for groupclip train.")
+@task_options
 @click.option("--clip", help="The clip function, as for groupclip train.")
 @click.option("--thresholds", help="R, or R_1,..,R_M, or GROUP=R_m,...")
 @click.option("--epsilon", type=float, required=True, help="What the run claims.")
@@ -38,17 +33,13 @@ from .arguments import arguments_at_fault, parse_options, parse_thresholds, prin
 @click.option("--confidence", type=float, default=0.99, show_default=True, help="Of each of the two bounds.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def audit(
-    task: str,
-    data: Path | None,
-    task_option: tuple[str, ...],
-    model_option: tuple[str, ...],
     thresholds: str | None,
     trials: int,
     step_noise_multiplier: float,
     canaries: int,
     confidence: float,
     as_json: bool,
-    **settings: Any,  # of the run, by their names
+    **given: Any,  # settings of the run, by their names
 ) -> None:
     """Attack a task's plan: one step many times on made-up neighbours, then one run with made-up canaries.
 
@@ -62,27 +53,14 @@ def audit(
       groupclip audit --task digits --clipping layer-wise --epsilon 3 --trials 1000 --canaries 0
     """
     with arguments_at_fault():
-        import torch.nn.functional as F
         from torch.optim import SGD
 
         from ..auditing import audit as audit_step
         from ..auditing import audit_run
         from ..mechanism import Mechanism
-        from ..run.build import groups_of, model_of
-        from ..run.config import checked_request, task_options
-        from ..run.resolve import resolve
-        from ..tasks import load_task
 
-        given = {
-            **settings, "task": task, "data": None if data is None else str(data),
-            "thresholds": parse_thresholds(thresholds), "task_options": parse_options("--task-option", task_option),
-            "model_options": parse_options("--model-option", model_option),
-        }  # fmt: skip
-        request = checked_request({name: value for name, value in given.items() if value is not None})
-        loaded = load_task(request["task"], request.get("data"), task_options(request.get("task_options", {})))
-        config = resolve(request, loaded)
-        network = model_of(config, loaded)
-        groups = groups_of(config, loaded, network, None)
+        asked = chosen({**given, "thresholds": parse_thresholds(thresholds)})
+        config, loaded, network, groups = asked.config, asked.task, asked.model, asked.groups
         plan = Mechanism(
             dataset_size=len(loaded.train) + canaries, expected_batch_size=config.batch_size, steps=config.steps
         )
@@ -90,17 +68,14 @@ def audit(
 
         one = replace(plan, steps=1, noise_multiplier=step_noise_multiplier or plan.noise_multiplier)
 
-        def losses(model: Any, x: Any, y: Any) -> Any:
-            return F.cross_entropy(model(x), y, reduction="none")
-
         common: dict[str, Any] = {"clip": config.clip, "thresholds": config.thresholds, "delta": config.delta}
         common["confidence"] = confidence
         found: dict[str, Any] = {
-            "step": audit_step(_shaken(network), losses, _made_up(loaded), groups, one, trials=trials, **common)
+            "step": audit_step(_shaken(network), cross_entropy, _made_up(loaded), groups, one, trials=trials, **common)
         }
         if canaries:
             found["run"] = audit_run(
-                network, losses, loaded.train, canaries, groups, plan,
+                network, cross_entropy, loaded.train, canaries, groups, plan,
                 lambda parameters: SGD(parameters, lr=config.lr, momentum=config.momentum),
                 microbatch=config.microbatch, **common,
             )  # fmt: skip
