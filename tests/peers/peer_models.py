@@ -18,6 +18,10 @@ EVERY_STYLE = ("all-layer", "layer-wise", "param-wise")
 EVERY_CLIP = ("automatic", "abadi", "flat-normalised", "global")
 
 
+def numbers(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1))
+
+
 def exact(model: nn.Module, *batch: Tensor, losses: oracle.Losses = output_square) -> bool:
     """Whether sums and norms are those of single samples, in every style, to 1e-10 in float64."""
     found = inexact(model, batch, losses, EVERY_STYLE)

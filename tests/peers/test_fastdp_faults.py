@@ -18,11 +18,11 @@ from peer_models import (
     Applies,
     TwoTowers,
     at_most_r,
-    contribution,
     exact,
     is_noise,
     length,
     noise_of_a_step,
+    numbers,
     plan,
     private,
     repeated,
@@ -32,17 +32,12 @@ from peer_models import (
 from torch import Tensor, nn
 
 import groupclip as gc
-import oracle
 from check_attached import facts
-from check_engine import ENTRIES, clipped_by_engine, gradients, inexact, members
-from groupclip.errors import BudgetExceeded, CoverageError, PrivacyViolation
+from check_engine import ENTRIES, clipped_by_engine, gradients
+from groupclip.errors import BudgetExceeded, PrivacyViolation
 from models import next_token, output_square
 
 IDS = torch.randint(7, (5, 3), generator=torch.Generator().manual_seed(0))
-
-
-def numbers(*shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(1))
 
 
 def test_f01_tied_weights() -> None:
@@ -445,128 +440,3 @@ def test_f25_repr_output_and_evaluation(capsys: pytest.CaptureFixture[str]) -> N
     optimizer.step()
     assert repr(engine)
     assert capsys.readouterr() == ("", "")
-
-
-# ---------------------------------------------------------------- what users asked for, or complained of
-
-
-def test_attach_detach_attach_with_other_groups() -> None:
-    """FastDP: detach raises, so training in two phases can't run."""
-    model = ENTRIES["mlp"].model()
-    for style in ("all-layer", "param-wise"):
-        optimizer, engine = private(model, style=style)
-        engine.backward(ENTRIES["mlp"].losses(model, ENTRIES["mlp"].batch(8)))
-        assert is_noise(noise_of_a_step(model, optimizer, engine))
-        engine.detach()
-    assert inexact(model, ENTRIES["mlp"].batch(5), ENTRIES["mlp"].losses) == []
-
-
-def test_a_custom_head_that_multiplies_by_its_weights() -> None:
-    """FastDP: RMSNorm and an attention over labels written with ``@`` are left frozen, and the loss stays high."""
-
-    def use(m: nn.Module, x: Tensor) -> Tensor:
-        attention = (m.norm(x) @ m.labels.t()).softmax(1)  # [B, T, labels]
-        return ((attention.transpose(1, 2) @ x) * m.readout).sum(-1) + m.bias
-
-    model = Applies(
-        use, norm=nn.RMSNorm(4), labels=nn.Parameter(torch.randn(3, 4)), readout=nn.Parameter(torch.randn(3, 4)),
-        bias=nn.Parameter(torch.randn(3)),
-    )  # fmt: skip
-    assert exact(model, numbers(5, 6, 4))
-
-
-class Positions(nn.Embedding):
-    """A subclass with a forward of its own, as in BART and OPT."""
-
-    def forward(self, count: int) -> Tensor:  # type: ignore[override]
-        return super().forward(torch.arange(count) + 2)
-
-
-def test_a_subclass_of_embedding_and_a_shared_head() -> None:
-    """Private-transformers: BART is refused for its shared parameters, then wrong for its position ids."""
-
-    def use(m: nn.Module, ids: Tensor) -> Tensor:
-        return F.linear(torch.tanh(m.table(ids) + m.positions(ids.shape[1])), m.table.weight)
-
-    assert exact(Applies(use, table=nn.Embedding(7, 4), positions=Positions(8, 4)), IDS)
-
-
-def test_a_term_that_depends_on_no_data() -> None:
-    """Private-transformers: how to add an L1 penalty to per-sample losses; a step on it alone is refused, not raw."""
-    model = ENTRIES["mlp"].model().double()
-
-    def losses(m: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        return ENTRIES["mlp"].losses(m, batch) + 0.1 * sum(p.abs().sum() for p in m.parameters())
-
-    groups = gc.partition(model, "layer-wise")
-    batch = ENTRIES["mlp"].batch(5, torch.float64)
-    got = clipped_by_engine(model, losses, batch, groups, "abadi")
-    want = oracle.clipped_sum(model, losses, batch, members(groups), "abadi")
-    assert all(torch.allclose(got.sums[n], want.sums[n], atol=1e-10) for n in want.sums)
-
-
-def test_public_batches_between_private_ones() -> None:
-    """Private-transformers: mixing public and private batches. Without a mechanism of its own, a public step is refused."""
-    model = ENTRIES["mlp"].model()
-    optimizer, engine = private(model)
-    engine.backward(ENTRIES["mlp"].losses(model, ENTRIES["mlp"].batch(8)))
-    optimizer.step()
-    optimizer.zero_grad()
-    engine.detach()
-    before = [p.detach().clone() for p in model.parameters()]
-    ENTRIES["mlp"].losses(model, ENTRIES["mlp"].batch(4, seed=3)).mean().backward()  # public: plain torch again
-    optimizer.step()
-    assert not any(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
-    optimizer.zero_grad()
-    gc.attach(model, optimizer, "layer-wise", plan()).backward(
-        ENTRIES["mlp"].losses(model, ENTRIES["mlp"].batch(8, seed=4))
-    )
-
-
-class Conv1D(nn.Module):
-    """Weights ``[in, out]``, as in GPT-2."""
-
-    def __init__(self, out: int, width: int) -> None:
-        super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.randn(width, out)), nn.Parameter(torch.zeros(out))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.addmm(self.bias, x.reshape(-1, x.shape[-1]), self.weight).reshape(*x.shape[:-1], -1)
-
-
-def test_weights_that_are_transposed() -> None:
-    """Dp-transformers: per-sample gradients of GPT-2's Conv1D fail with a newer Opacus."""
-    assert exact(nn.Sequential(Conv1D(6, 4), nn.Tanh(), Conv1D(2, 6)), numbers(5, 3, 4))
-
-
-def test_epsilon_of_the_plan_is_the_target() -> None:
-    """Private-transformers: a final epsilon of 10 for a target of 8; an error at q = 0.125, sigma = 0.8."""
-    mechanism = gc.Mechanism(dataset_size=8000, expected_batch_size=1000, steps=40).calibrate(epsilon=8.0, delta=1e-5)
-    assert 7.92 <= mechanism.epsilon(delta=1e-5) <= 8.0
-    loud = gc.Mechanism(dataset_size=8000, expected_batch_size=1000, steps=40, noise_multiplier=0.8)
-    spent = [loud.epsilon(delta=1e-5, steps=s) for s in (1, 20, 40)]
-    assert spent == sorted(spent) and all(math.isfinite(e) for e in spent)
-
-
-def test_two_inputs() -> None:
-    """Opacus, private-transformers: a layer with two inputs breaks the hooks."""
-    model = Applies(lambda m, x, y: m.both(x, y), both=nn.Bilinear(3, 4, 2))
-    assert exact(model, numbers(5, 3), numbers(5, 4))
-
-
-def test_twin_the_judges_see_a_fault() -> None:
-    """A loss that mixes samples, contributions above R, and a step without noise are told."""
-
-    def mixing(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        losses = output_square(model, batch)
-        return losses + 0.01 * losses.sum()
-
-    with pytest.raises(AssertionError, match="off by"):
-        exact(nn.Linear(3, 2), numbers(5, 3), losses=mixing)
-    assert contribution(nn.Linear(3, 2), (numbers(5, 3),), "all-layer", "abadi") > 0.99
-    with pytest.raises(AssertionError, match="without noise"):
-        is_noise({"weight": torch.cat([torch.randn(200), torch.zeros(1)])})
-    with pytest.raises(AssertionError, match="of what it should be"):
-        is_noise({"weight": torch.randn(200) / 4})
-    with pytest.raises(CoverageError):
-        gc.attach(nn.Linear(3, 2), torch.optim.SGD(nn.Linear(3, 2).parameters()), "all-layer", plan())

@@ -7,7 +7,6 @@ Each test says what the peer does. ``exact`` compares with single samples in flo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -21,9 +20,9 @@ from peer_models import (
     exact,
     is_noise,
     noise_of_a_step,
+    numbers,
     plan,
     private,
-    repeated,
     same_in_micro_batches,
 )
 from torch import Tensor, nn
@@ -39,10 +38,6 @@ from models import output_square
 
 MLP = ENTRIES["mlp"]
 IDS = torch.randint(7, (5, 4), generator=torch.Generator().manual_seed(0))
-
-
-def numbers(*shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(1))
 
 
 # ---------------------------------------------------------------- silent in Opacus
@@ -565,121 +560,3 @@ def test_l16_before_the_first_step() -> None:
     """Opacus's PRV accountant raises."""
     _, engine = private(MLP.model())
     assert engine.epsilon(delta=1e-5) == 0.0
-
-
-# ---------------------------------------------------------------- what users asked for, or complained of
-#
-# Others of their reports have tests elsewhere: noise of each group and divisor (test_engine_noise, test_engine_plain),
-# one event a step with several backward passes and two engines (test_engine_copies), batches of dicts (test_sampling,
-# test_engine_inputs), position embeddings (test_rules_constants), packed sequences (test_opacus_layers), order of samples
-# (test_engine_properties), memory over evaluation passes (test_engine_passes), closures (test_engine_steps), autocast
-# (test_engine_precision), the search for sigma (test_mechanism), a loss of padded tokens (test_f12_*).
-
-
-class LoRA(nn.Module):
-    """A frozen layer and its adapter."""
-
-    def __init__(self, width: int, rank: int) -> None:
-        super().__init__()
-        self.base = nn.Linear(width, width).requires_grad_(False)
-        self.a, self.b = nn.Linear(width, rank, bias=False), nn.Linear(rank, width, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.base(x) + 2 * self.b(self.a(x))
-
-
-def test_adapters_move_when_the_model_was_moved_after_attach() -> None:
-    """Opacus: the loss falls, epsilon grows, and the adapters never change."""
-    model = nn.Sequential(LoRA(4, 2), nn.Tanh(), LoRA(4, 2))
-    assert exact(model, numbers(5, 4))
-    model = model.float()
-    optimizer, engine = private(model)
-    model.to(torch.float64)
-    before = {n: p.detach().clone() for n, p in model.named_parameters()}
-    engine.backward(output_square(model, (numbers(8, 4).double(),)))
-    optimizer.step()
-    for name, p in model.named_parameters():
-        assert torch.equal(p, before[name]) is not p.requires_grad, name
-
-
-def test_one_table_looked_up_in_two_shapes() -> None:
-    """Opacus: word2vec, whose embedding is called twice with different shapes."""
-
-    def use(m: nn.Module, centre: Tensor, context: Tensor) -> Tensor:
-        return torch.einsum("bd,bkd->bk", m.table(centre), m.table(context))
-
-    assert exact(Applies(use, table=nn.Embedding(7, 3)), IDS[:, 0], IDS[:, 1:])
-
-
-def test_a_layer_that_sees_one_row_for_all() -> None:
-    """Opacus: "size of tensor a (32) must match (21)" where a layer embeds the time step, once for the batch."""
-
-    def use(m: nn.Module, x: Tensor) -> Tensor:
-        time = torch.tanh(m.time(torch.ones(1, 3, dtype=x.dtype)))
-        return m.out(torch.tanh(m.into(x) + time))
-
-    assert exact(Applies(use, time=nn.Linear(3, 4), into=nn.Linear(4, 4), out=nn.Linear(4, 2)), numbers(5, 4))
-
-
-def test_tokens_that_are_ignored() -> None:
-    """Opacus's ghost loss averages over them too."""
-    labels = torch.where(IDS < 2, -100, IDS)
-
-    def losses(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        ids, labels = batch
-        each = F.cross_entropy(model(ids).transpose(1, 2), labels, reduction="none", ignore_index=-100)
-        return each.sum(1) / (labels != -100).sum(1).clamp(min=1)
-
-    model = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 7))
-    assert exact(model, IDS, labels, losses=losses)
-
-
-def test_one_small_network_for_each_feature() -> None:
-    """Opacus's validation misses a module of a neural additive model, which fails later."""
-
-    def use(m: nn.Module, x: Tensor) -> Tensor:
-        return torch.cat([net(x[:, i : i + 1]) for i, net in enumerate(m.nets)], dim=1).sum(1, keepdim=True) + m.bias
-
-    nets = nn.ModuleList(nn.Sequential(nn.Linear(1, 3), nn.Tanh(), nn.Linear(3, 1)) for _ in range(4))
-    assert exact(Applies(use, nets=nets, bias=nn.Parameter(torch.randn(1))), numbers(5, 4))
-
-
-def test_rounds_of_federated_training() -> None:
-    """Opacus: hooks are added twice, and the optimizer's parameters are others."""
-    model = MLP.model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def hooks() -> list[int]:
-        on_modules = [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()]
-        on_parameters = [len(p._backward_hooks or ()) for p in model.parameters()]
-        return [*on_modules, *on_parameters, len(optimizer._optimizer_step_pre_hooks)]
-
-    before = hooks()
-    for _ in range(5):
-        engine = gc.attach(model, optimizer, "layer-wise", plan())
-        engine.backward(MLP.losses(model, MLP.batch(8)))
-        optimizer.step()
-        optimizer.zero_grad()
-        engine.detach()
-        assert hooks() == before
-
-
-def every_keyword_is_known(build: Callable[..., Any], name: str) -> bool:
-    with pytest.raises(TypeError, match=name):
-        build(**{name: 1.0})
-    return True
-
-
-def test_misspelt_keywords() -> None:
-    """Opacus and FastDP swallow them: `max_gradnorm=3.` changes nothing and says nothing."""
-    model = MLP.model()
-    assert every_keyword_is_known(lambda **k: gc.attach(model, None, "all-layer", None, **k), "max_gradnorm")
-    assert every_keyword_is_known(
-        lambda **k: gc.Mechanism(dataset_size=9, expected_batch_size=1, steps=1, **k), "epochs"
-    )
-    assert every_keyword_is_known(lambda **k: gc.poisson_batches([1] * 40, plan(), **k), "poisson_sampling")
-
-
-def test_a_block_shared_in_depth_in_micro_batches() -> None:
-    """Opacus's ghost mode refuses tied and reused layers."""
-    assert same_in_micro_batches(repeated(3), (numbers(5, 4),), (1, 4))
