@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from rounds import interleaved, one_pass
+from shapes import Made, gpt2, hf, hf_vit, llama, roberta, text, vit
+from torch import nn
 
 import groupclip as gc
 from groupclip.memory import Fact, Planner, measure
@@ -28,60 +30,8 @@ from groupclip.memory.figures import draw_curves, draw_lines, draw_trade
 from groupclip.memory.planner import bell
 from groupclip.memory.trace import Linear
 from groupclip.memory.workload import default_loss
-from groupclip.models import build_model
 
 STYLES = ("all-layer", "uniform:2", "uniform:4", "block-wise", "layer-wise", "planned:4")
-Made = tuple[nn.Module, Any]
-
-
-def vit(name: str, size: int, samples: int, meta: bool = False) -> Made:
-    with torch.device("meta" if meta else "cpu"):
-        model = build_model(name, input_shape=(3, size, size), num_classes=10, seed=None if meta else 0)
-        if not meta:  # equal patches, or no gradient below the head, would not be what training sees
-            torch.nn.init.normal_(model.get_parameter("head.weight"), std=0.1)
-        return model, (torch.randn(samples, 3, size, size), torch.zeros(samples, dtype=torch.int64))
-
-
-def text(samples: int) -> Made:
-    model = build_model("text-small", input_shape=(64,), num_classes=2, vocabulary=2000, seed=0)
-    torch.nn.init.normal_(model.get_parameter("head.weight"), std=0.1)
-    return model, (ids(samples, 64, 2000), torch.zeros(samples, dtype=torch.int64))
-
-
-def ids(samples: int, length: int, vocabulary: int) -> Tensor:
-    """Ids that differ within a sample."""
-    return torch.stack([torch.randperm(vocabulary - 1)[:length] + 1 for _ in range(samples)])
-
-
-def hf(config: Any, length: int, samples: int, meta: bool = False) -> Made:
-    """A language model or, for RoBERTa, a classifier, with random weights."""
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
-
-    kind = AutoModelForSequenceClassification if config.model_type == "roberta" else AutoModelForCausalLM
-    with torch.device("meta" if meta else "cpu"):
-        model = kind.from_config(config).train()
-        words = torch.empty(samples, length, dtype=torch.int64) if meta else ids(samples, length, config.vocab_size)
-        labels = torch.zeros((samples,) if config.model_type == "roberta" else (samples, length), dtype=torch.int64)
-    return model, ({"input_ids": words}, labels)
-
-
-def roberta(**changes: Any) -> Any:
-    from transformers import RobertaConfig
-
-    return RobertaConfig(**{"vocab_size": 50265, "max_position_embeddings": 514, "type_vocab_size": 1, **changes})
-
-
-def gpt2(**changes: Any) -> Any:
-    from transformers import GPT2Config
-
-    return GPT2Config(use_cache=False, **changes)
-
-
-def llama(**changes: Any) -> Any:
-    from transformers import LlamaConfig
-
-    return LlamaConfig(use_cache=False, **changes)
-
 
 SMALL_LLAMA = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4, "num_attention_heads": 8,
                "vocab_size": 2000}  # fmt: skip
@@ -227,17 +177,6 @@ def boundaries() -> dict[str, Any]:
     return found
 
 
-def hf_vit(samples: int) -> Made:
-    """ViT-L as of the paper's time: attention in single operations, whose matrix of weights is saved."""
-    from transformers import ViTConfig, ViTForImageClassification
-
-    config = ViTConfig(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096, num_labels=100,
-                       attn_implementation="eager")  # fmt: skip
-    with torch.device("meta"):
-        model = ViTForImageClassification(config).train()
-        return model, ({"pixel_values": torch.empty(samples, 3, 224, 224)}, torch.zeros(samples, dtype=torch.int64))
-
-
 def library() -> dict[str, Any]:
     """The same columns with Book-Keeping made of hooks as in the paper's library, parameters and Adam's state included."""
     from hooks import Keeps, numbers, peak
@@ -329,7 +268,7 @@ def throughput(figures: Path) -> dict[str, Any]:
         for style, groups in styles.items():
             rows[style] = {"groups": len(groups), "peak": measure(model, batch, groups).peak}
         del planner
-        times = interleaved(model, batch, styles)
+        times = timed(model, batch, styles)
         plain = times["without privacy"]
         samples = len(batch[1])
         for style, row in rows.items():
@@ -355,33 +294,18 @@ def draw_throughput(figures: Path, name: str, rows: dict[str, Any]) -> None:
         draw_trade(to, lines("peak"), lines("throughput"), rows["without privacy"]["peak"], name)
 
 
-def interleaved(model: nn.Module, batch: Any, styles: dict[str, gc.Partition]) -> dict[str, list[float]]:
-    """Seconds of one forward and backward pass of each style, and of plain training, in each round.
+def timed(model: nn.Module, batch: Any, styles: dict[str, gc.Partition]) -> dict[str, list[float]]:
+    """Seconds of one pass of each style, and of plain training, in each round.
 
     Of processor time: on one thread the same as those of a clock, but for what else the machine was doing.
     """
 
     def prepared(groups: gc.Partition | None) -> Callable[[], None]:
         own = copy.deepcopy(model)
-        engine = None if groups is None else gc.attach(own, None, groups, None)
-
-        def run() -> None:
-            losses = default_loss(own, batch)
-            losses.sum().backward() if engine is None else engine.backward(losses)
-            for p in own.parameters():
-                p.grad = None
-
-        run()
-        return run
+        return one_pass(own, lambda: default_loss(own, batch), groups)
 
     runs = {"without privacy": prepared(None)} | {style: prepared(groups) for style, groups in styles.items()}
-    order, times = list(runs), {style: [] for style in runs}
-    for turn in range(ROUNDS):
-        for style in order[turn % len(order) :] + order[: turn % len(order)]:
-            start = time.process_time()
-            runs[style]()
-            times[style].append(time.process_time() - start)
-    return times
+    return interleaved(runs, ROUNDS, time.process_time)
 
 
 def seconds() -> dict[str, Any]:

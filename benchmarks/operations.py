@@ -12,16 +12,14 @@ import argparse
 import json
 import platform
 import statistics
-import time
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+from rounds import interleaved, one_pass
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from torch.nn.utils.rnn import pack_padded_sequence
-
-import groupclip as gc
 
 
 class Uses(nn.Module):
@@ -131,19 +129,9 @@ def passes(case: Case, style: str | None) -> Callable[[], None]:
     """One pass after another of plain training, or of that style; the first ones are made here."""
     torch.manual_seed(0)
     model, batch = case[0](), case[1]()
-    engine = None if style is None else gc.attach(model, None, style, None)
-
-    def one() -> None:
-        losses = model(batch).square().flatten(1).mean(1)
-        if engine is None:
-            losses.sum().backward()
-        else:
-            engine.backward(losses)
-        model.zero_grad()
-
-    one()
-    one()
-    return one
+    run = one_pass(model, lambda: model(batch).square().flatten(1).mean(1), style)
+    run()
+    return run
 
 
 def main() -> None:
@@ -157,12 +145,7 @@ def main() -> None:
     ratios, seconds = {}, {}
     for name in given.only:
         runs = {"plain": passes(CASES[name], None), "private": passes(CASES[name], given.style)}
-        times: dict[str, list[float]] = {way: [] for way in runs}
-        for _ in range(given.rounds):
-            for way, run in runs.items():
-                start = time.perf_counter()
-                run()
-                times[way].append(time.perf_counter() - start)
+        times = interleaved(runs, given.rounds)
         seconds[name] = round(statistics.median(times["plain"]), 4)
         ratios[name] = round(statistics.median(times["private"]) / statistics.median(times["plain"]), 2)
     setting = {

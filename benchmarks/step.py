@@ -9,13 +9,12 @@ import argparse
 import json
 import platform
 import statistics
-import time
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+from rounds import interleaved, one_pass
 
-import groupclip as gc
 from groupclip.models import build_model
 
 STYLES = ("all-layer", "uniform:4", "block-wise", "layer-wise")
@@ -34,26 +33,9 @@ def main() -> None:
 
     def passes(style: str | None) -> Callable[[], None]:
         model = build_model(given.model, input_shape=(3, given.size, given.size), num_classes=10, seed=0)
-        engine = None if style is None else gc.attach(model, None, style, None)
+        return one_pass(model, lambda: F.cross_entropy(model(x), y, reduction="none"), style)
 
-        def one() -> None:
-            losses = F.cross_entropy(model(x), y, reduction="none")
-            if engine is None:
-                losses.sum().backward()
-            else:
-                engine.backward(losses)
-            model.zero_grad()
-
-        one()
-        return one
-
-    runs = {style or "plain": passes(style) for style in (None, *STYLES)}
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(given.rounds):
-        for name, run in runs.items():
-            start = time.perf_counter()
-            run()
-            times[name].append(time.perf_counter() - start)
+    times = interleaved({style or "plain": passes(style) for style in (None, *STYLES)}, given.rounds)
     plain = statistics.median(times["plain"])
     ratios = {name: round(statistics.median(t) / plain, 3) for name, t in times.items()}
     setting = vars(given) | {"torch": torch.__version__, "processor": platform.processor() or platform.machine()}
