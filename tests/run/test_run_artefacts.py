@@ -13,7 +13,7 @@ from safetensors import safe_open
 from small_runs import REQUEST, SELDOM, STEPS, StopAfter
 
 import groupclip
-from groupclip.engine import attach
+from groupclip.attaching import attach
 from groupclip.mechanism import Mechanism
 from groupclip.run import RunInterrupted, resume, start
 
