@@ -1,0 +1,175 @@
+"""Trains one cell of a table, with privacy or without, and says what came out."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, AdamW, Optimizer
+
+from ..attaching import attach
+from ..engine import Engine
+from ..mechanism import Mechanism
+from ..run.environment import environment
+from ..sampling import poisson_batches
+from ..styles import PLANNED
+from . import results
+from .results import Result
+from .settings import TrainSettings
+from .workload import Batch, Workload
+
+Tell = Callable[[int, int], None]  # (step, steps): after every step
+
+
+def train_cell(
+    workload: Workload, *, experiment: str, cell: Mapping[str, Any], settings: TrainSettings, folder: Path | None = None,
+    device: torch.device | str = "cpu", tell: Tell | None = None,
+) -> Result:  # fmt: skip
+    """Train the workload's model (in place) and score it on its held-out records.
+
+    Private runs: Poisson batches of groupclip's, the engine's clipping and noise, sigma calibrated for the whole run; the
+    epsilon of the result is the ledger's. Without privacy: shuffled batches of the same size, the mean of the losses,
+    and as many steps. Scores are taken once, at the end: no choice depends on them.
+
+    Args:
+        experiment, cell: what the result is filed under; see :class:`groupclip.reproduce.results.Result`.
+        folder: where results lie. A cell that has one already isn't trained again; None keeps nothing.
+        tell: called after every step with its number and how many there are; may raise to stop.
+    """
+    if folder is not None and (done := results.find(folder, experiment, cell)) is not None:
+        return done
+    device = torch.device(device)
+    workload.model.to(device)
+    _measure_from_here(device)
+    began = time.perf_counter()
+    if settings.epsilon is None:
+        privacy, groups = _plain(workload, settings, device, tell), 0
+    else:
+        mechanism = settings.mechanism(len(workload.train))  # type: ignore[arg-type]
+        engine = train_privately(workload, settings, mechanism, device, tell)
+        privacy, groups = _spent(engine, settings.delta), len(engine.partition)
+    seconds = time.perf_counter() - began
+    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+    result = Result(
+        experiment=experiment, cell=dict(cell), settings={**settings.to_dict(), "workload": dict(workload.description)},
+        privacy=privacy, groups=groups, metrics=workload.evaluate(workload.model), seconds=seconds, peak_bytes=peak,
+        environment=environment(device),
+    )  # fmt: skip
+    if folder is not None:
+        results.save(folder, result)
+    return result
+
+
+def train_privately(
+    workload: Workload, settings: TrainSettings, mechanism: Mechanism, device: torch.device, tell: Tell | None = None
+) -> Engine:
+    """All steps of the mechanism's plan. Returns the engine, detached: its ledger and record say what was spent.
+
+    Dropout masks come from the operating system's randomness: with masks known beforehand, one sample more in a batch
+    would visibly shift the masks of those after it.
+    """
+    model = workload.model
+    torch.manual_seed(secrets.randbits(63))
+    optimizer = _optimizer(workload, settings)
+    groups = _groups(workload, settings, optimizer, device)
+    engine = attach(model, optimizer, groups, mechanism, clip=settings.clip, thresholds=settings.thresholds)
+    model.train()
+    batches = poisson_batches(workload.train, mechanism, settings.microbatch, collate=workload.collate)
+    for step, batch in enumerate(batches, start=1):
+        for microbatch in batch:
+            engine.backward(workload.losses(model, to_device(microbatch, device)))
+        _update(optimizer, settings.learning_rate(step, mechanism.steps))
+        if tell is not None:
+            tell(step, mechanism.steps)
+    engine.detach()
+    return engine
+
+
+def _plain(workload: Workload, settings: TrainSettings, device: torch.device, tell: Tell | None) -> dict[str, Any]:
+    """Training without privacy: nothing that is left in the result says otherwise."""
+    model, records = workload.model, len(workload.train)  # type: ignore[arg-type]
+    steps = settings.steps_on(records)
+    torch.manual_seed(settings.seed)
+    optimizer = _optimizer(workload, settings)
+    model.train()
+    batches = shuffled(records, settings.batch_size, settings.seed)
+    for step, rows in enumerate(itertools.islice(batches, steps), start=1):
+        for first in range(0, len(rows), settings.microbatch):
+            part = [workload.train[row] for row in rows[first : first + settings.microbatch]]
+            losses = workload.losses(model, to_device(workload.collate(part), device))
+            (losses.sum() / len(rows)).backward()
+        _update(optimizer, settings.learning_rate(step, steps))
+        if tell is not None:
+            tell(step, steps)
+    return {}
+
+
+def shuffled(records: int, batch_size: int, seed: int) -> Iterator[list[int]]:
+    """Endless batches of ``batch_size`` rows; every record comes once before any comes again."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = itertools.chain.from_iterable(
+        torch.randperm(records, generator=generator).tolist() for _ in itertools.count()
+    )
+    while True:
+        yield list(itertools.islice(rows, batch_size))
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """The batch with its tensors on ``device``: a tensor, or a tuple, list or mapping of such."""
+    if isinstance(batch, Tensor):
+        return batch.to(device)
+    if isinstance(batch, Mapping):
+        return {name: to_device(value, device) for name, value in batch.items()}
+    if isinstance(batch, (tuple, list)):
+        return type(batch)(to_device(value, device) for value in batch)
+    return batch
+
+
+def _optimizer(workload: Workload, settings: TrainSettings) -> Optimizer:
+    parameters = [p for p in workload.model.parameters() if p.requires_grad]
+    if settings.optimizer == "adamw":
+        return AdamW(parameters, lr=settings.lr, weight_decay=settings.weight_decay)
+    return SGD(parameters, lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
+
+
+def _groups(workload: Workload, settings: TrainSettings, optimizer: Optimizer, device: torch.device) -> Any:
+    """The groups; a planned style is planned for a full microbatch, of records whose values don't matter."""
+    if not settings.clipping.startswith(PLANNED):
+        return settings.clipping
+    raise ValueError(
+        f"clipping={settings.clipping!r}: plan the groups first (groupclip.plan) and give them as boundaries, so that the "
+        "result says which they were"
+    )
+
+
+def _update(optimizer: Optimizer, lr: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def _spent(engine: Engine, delta: float) -> dict[str, Any]:
+    assert engine.ledger is not None
+    spent, mechanism = engine.ledger.spent(delta=delta), engine.ledger.mechanism
+    return {
+        "epsilon": spent.epsilon,
+        "delta": delta,
+        "noise_multiplier": mechanism.noise_multiplier,
+        "sample_rate": mechanism.sample_rate,
+        "steps": spent.steps,
+        "adjacency": mechanism.adjacency,
+        "accountant": spent.accountant,
+        "sampling": engine.ledger.sampling,
+    }
+
+
+def _measure_from_here(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)

@@ -1,0 +1,150 @@
+"""One cell: trained as plain code would train it, charged as the ledger says, and not trained twice."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset, default_collate
+
+import groupclip as gc
+from groupclip.reproduce import results
+from groupclip.reproduce.settings import TrainSettings
+from groupclip.reproduce.trainer import shuffled, to_device, train_cell, train_privately
+from groupclip.reproduce.workload import Workload
+
+CPU = torch.device("cpu")
+PRIVATE = TrainSettings(epsilon=3.0, delta=1e-5, batch_size=32, lr=0.05, epochs=2, microbatch=16, clipping="layer-wise")
+
+
+def workload(*, records: int = 200, dtype: torch.dtype = torch.float64) -> Workload:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 2)).to(dtype)
+    x = torch.randn(records, 5, dtype=dtype)
+    y = (x[:, 0] > 0).long()
+
+    def accuracy(model: nn.Module) -> dict[str, float]:
+        with torch.no_grad():
+            return {"accuracy": 100 * (model(x).argmax(1) == y).double().mean().item()}
+
+    return Workload(
+        name="tiny",
+        model=model,
+        train=TensorDataset(x, y),
+        collate=default_collate,
+        losses=lambda model, batch: F.cross_entropy(model(batch[0]), batch[1], reduction="none"),
+        evaluate=accuracy,
+        description={"data": "drawn"},
+    )
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_without_privacy_it_is_plain_training(optimizer):
+    settings = replace(
+        PRIVATE, epsilon=None, optimizer=optimizer, momentum=0.9, weight_decay=0.01, schedule="cosine", seed=3
+    )
+    ours = workload()
+    result = train_cell(ours, experiment="t", cell={"seed": 3}, settings=settings)
+
+    twin = workload()
+    made = {
+        "adamw": lambda p: torch.optim.AdamW(p, lr=0.05, weight_decay=0.01),
+        "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=0.01),
+    }
+    plain = made[optimizer](twin.model.parameters())
+    steps = round(2 * 200 / 32)
+    decay = torch.optim.lr_scheduler.CosineAnnealingLR(plain, T_max=steps)
+    batches = shuffled(200, 32, 3)
+    for _ in range(steps):
+        rows = next(batches)
+        x, y = twin.train[rows]
+        plain.zero_grad()
+        F.cross_entropy(twin.model(x), y).backward()
+        plain.step()
+        decay.step()
+    for mine, theirs in zip(ours.model.parameters(), twin.model.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-12)
+    assert result.privacy == {} and result.groups == 0
+
+
+def test_privately_without_noise_and_clipping_it_is_plain_training_too():
+    """Every record in every batch, thresholds that clip nothing, sigma 0: full-batch gradient descent."""
+    ours, twin = workload(), workload()
+    settings = replace(PRIVATE, clip="abadi", thresholds=1e6, optimizer="sgd", schedule="linear")
+    mechanism = gc.Mechanism(dataset_size=200, expected_batch_size=200, steps=4, noise_multiplier=0.0)
+    train_privately(ours, settings, mechanism, CPU)
+    plain = torch.optim.SGD(twin.model.parameters(), lr=0.05)
+    x, y = twin.train.tensors
+    for step in range(4):
+        plain.param_groups[0]["lr"] = 0.05 * (1 - step / 4)
+        plain.zero_grad()
+        F.cross_entropy(twin.model(x), y).backward()
+        plain.step()
+    for mine, theirs in zip(ours.model.parameters(), twin.model.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-12)
+
+
+def test_a_private_cell_spends_what_was_asked_for_and_leaves_the_model_free():
+    ours = workload()
+    told = []
+    result = train_cell(
+        ours, experiment="t", cell={"seed": 0}, settings=PRIVATE, tell=lambda step, steps: told.append((step, steps))
+    )
+    privacy = result.privacy
+    plan = gc.Mechanism(dataset_size=200, expected_batch_size=32, steps=12)
+    assert told == [(step, 12) for step in range(1, 13)] and privacy["steps"] == 12
+    assert 0.99 * 3.0 <= privacy["epsilon"] <= 3.0
+    spent = replace(plan, noise_multiplier=privacy["noise_multiplier"]).epsilon(delta=1e-5)
+    assert privacy["epsilon"] == pytest.approx(spent, rel=1e-12)
+    assert privacy["sampling"] == "groupclip" and privacy["sample_rate"] == 32 / 200 and result.groups == 2
+    # nothing of the engine is left: the model trains plainly again
+    F.cross_entropy(ours.model(torch.randn(3, 5, dtype=torch.float64)), torch.tensor([0, 1, 0])).backward()
+
+
+def test_moving_thresholds_cost_nothing_beside_the_plan():
+    settings = replace(PRIVATE, thresholds=gc.Adaptive(quantile=0.9))
+    result = train_cell(workload(), experiment="t", cell={}, settings=settings)
+    fixed = train_cell(workload(), experiment="t", cell={}, settings=PRIVATE)
+    assert result.privacy == fixed.privacy
+    assert TrainSettings.from_dict(json.loads(json.dumps(settings.to_dict()))) == settings
+
+
+def test_a_cell_with_a_result_isnt_trained_again(tmp_path):
+    first = train_cell(workload(), experiment="t", cell={"seed": 0}, settings=PRIVATE, folder=tmp_path)
+    ours = workload()
+    before = [p.clone() for p in ours.model.parameters()]
+    again = train_cell(ours, experiment="t", cell={"seed": 0}, settings=PRIVATE, folder=tmp_path)
+    assert all(torch.equal(p, q) for p, q in zip(before, ours.model.parameters(), strict=True))
+    assert again.metrics == first.metrics and again.seconds == first.seconds
+    train_cell(ours, experiment="t", cell={"seed": 1}, settings=PRIVATE, folder=tmp_path)  # the twin: another cell is
+    assert not all(torch.equal(p, q) for p, q in zip(before, ours.model.parameters(), strict=True))
+    assert len(results.load_all(tmp_path, "t")) == 2
+
+
+def test_batches_may_be_mappings():
+    batch = {"ids": torch.ones(2), "more": (torch.zeros(1), ["text"])}
+    moved = to_device(batch, torch.device("meta"))
+    assert moved["ids"].is_meta and moved["more"][0].is_meta and moved["more"][1] == ["text"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"steps": 3}, "give one of them"),
+        ({"epochs": None}, "give one of them"),
+        ({"lr": 0.0}, "lr"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"schedule": "step"}, "schedule='step' is unknown"),
+        ({"optimizer": "adam"}, "optimizer='adam' is unknown"),
+    ],
+)
+def test_settings_that_dont_fit(change, message):
+    with pytest.raises(ValueError, match=message):
+        replace(PRIVATE, **change)
+
+
+def test_planned_groups_are_planned_before():
+    with pytest.raises(ValueError, match="as boundaries"):
+        train_cell(workload(), experiment="t", cell={}, settings=replace(PRIVATE, clipping="planned:2"))
