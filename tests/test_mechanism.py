@@ -13,7 +13,8 @@ from groupclip import accounting, calibration
 from groupclip.draws import drawn
 from groupclip.errors import PrivacyViolation
 from groupclip.events import Bounds
-from groupclip.mechanism import Mechanism, PrivacySpent, default_delta
+from groupclip.mechanism import Mechanism
+from groupclip.spent import PrivacySpent, default_delta
 
 PLAN = {"dataset_size": 50_000, "expected_batch_size": 1_000, "steps": 250}
 PAPER = Mechanism(**PLAN)
@@ -259,3 +260,35 @@ def test_import_is_light():
     heavy = "import sys, groupclip.mechanism; print(*{'dp_accounting', 'scipy', 'cryptography'} & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True, check=True)
     assert found.stdout.split() == []
+
+
+@pytest.mark.parametrize("accountant", ["PLD", "RDP"])
+def test_a_named_accountant_calibrates_and_answers_alone(accountant):
+    mechanism = PAPER.calibrate(epsilon=2.0, delta=1e-5, accountant=accountant)
+    spent = mechanism.spent(delta=1e-5, accountant=accountant)
+    assert spent.accountant == accountant
+    assert 1.98 <= spent.epsilon <= 2.0
+    assert (spent.pld is None, spent.rdp is None) == (accountant == "RDP", accountant == "PLD")
+    assert mechanism.epsilon(delta=1e-5) <= spent.epsilon  # the smallest is no larger than any
+
+
+@pytest.mark.parametrize(
+    ("facts", "accountant", "message"),
+    [
+        ({}, "GDP", "accountant='GDP' is unknown; use one of PLD, RDP, exact"),
+        ({}, "exact", "accountant='exact' has no sound bound for sampling='poisson'.*use PLD or RDP"),
+        (
+            {"adjacency": "replace-one"},
+            "RDP",
+            "no sound bound for sampling='poisson' with adjacency='replace-one'; use PLD",
+        ),
+        ({"sampling": "without-replacement", "adjacency": "replace-one"}, "PLD", "use RDP"),
+        ({"sampling": "truncated-poisson", "adjacency": "zero-out"}, "RDP", "use PLD"),
+    ],
+)
+def test_an_accountant_that_can_not_answer_is_refused_by_name(facts, accountant, message):
+    plan = Mechanism(**PLAN, **facts)
+    with pytest.raises(ValueError, match=message):
+        plan.calibrate(epsilon=2.0, delta=1e-5, accountant=accountant)
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(plan, noise_multiplier=1.0).spent(delta=1e-5, accountant=accountant)

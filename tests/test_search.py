@@ -8,7 +8,7 @@ import pytest
 from dp_accounting import rdp
 
 from groupclip.mechanism import Mechanism
-from groupclip.search import _inverted, draw_runs, search_cost
+from groupclip.search import _inverted, calibrate_search, draw_runs, search_cost
 
 PLAN = Mechanism(dataset_size=50_000, expected_batch_size=500, steps=1_000, noise_multiplier=1.0)
 
@@ -88,3 +88,19 @@ def test_the_number_of_runs_has_the_law(shape, mean):
 
 def test_runs_are_drawn_afresh():
     assert len({draw_runs(1_000.0) for _ in range(20)}) > 1  # all equal: below 1e-50
+
+
+@pytest.mark.parametrize("law", ["geometric", "poisson"])
+def test_a_search_is_calibrated_as_a_whole(law):
+    found = calibrate_search(PLAN, epsilon=3.0, delta=1e-5, mean_runs=10, law=law)
+    assert 2.97 <= search_cost(found, delta=1e-5, mean_runs=10, law=law).epsilon <= 3.0
+    # a single run of it spends much less; and one run calibrated to 3 would be searched for more
+    assert found.epsilon(delta=1e-5) < 2.0
+    alone = PLAN.calibrate(epsilon=3.0, delta=1e-5)
+    assert search_cost(alone, delta=1e-5, mean_runs=10, law=law).epsilon > 4.0
+
+
+def test_no_search_is_calibrated_without_a_bound():
+    wrong = Mechanism(dataset_size=100, expected_batch_size=10, steps=10, adjacency="replace-one")
+    with pytest.raises(ValueError, match="needs the RDP of a run"):
+        calibrate_search(wrong, epsilon=3.0, delta=1e-5, mean_runs=10)

@@ -15,12 +15,13 @@ from .attaching import attach
 from .engine import Engine
 from .errors import BudgetExceeded, CoverageError, GroupClipError, PrivacyViolation, UnsupportedOperation
 from .hardened import HardenedNoise
-from .mechanism import Mechanism, default_delta
+from .mechanism import Mechanism
 from .memory import Plan, plan
 from .partition import Partition, partition
 from .public import public_thresholds
 from .sampling import logical_batches, poisson_batches
-from .search import draw_runs, search_cost
+from .search import calibrate_search, draw_runs, search_cost
+from .spent import default_delta
 from .users import PerUser, user_losses
 from .validate import CheckReport, check
 
@@ -47,6 +48,7 @@ __all__ = [
     "attach",
     "audit",
     "audit_run",
+    "calibrate_search",
     "check",
     "clipping",
     "default_delta",

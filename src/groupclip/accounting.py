@@ -62,10 +62,10 @@ def epsilon_bounds(step: Step, steps: int, delta: float, plan: int) -> Bounds:
     return _on_grid(step, steps, delta, grid, note)
 
 
-def rough_epsilon(step: Step, steps: int, delta: float) -> float | None:
+def rough_bounds(step: Step, steps: int, delta: float) -> Bounds:
     """As :func:`epsilon_bounds`, the PLD on a few points only: one cheap evaluation, for a search over sigma."""
     grid = _width(step, steps) / _ROUGH_BINS if "PLD" in step.who else math.inf
-    return _on_grid(step, steps, delta, grid if grid <= _COARSEST_GRID else None, "").value
+    return _on_grid(step, steps, delta, grid if grid <= _COARSEST_GRID else None, "")
 
 
 def _on_grid(step: Step, steps: int, delta: float, grid: float | None, note: str) -> Bounds:

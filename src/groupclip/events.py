@@ -85,6 +85,12 @@ class Bounds:
         named = (("exact", self.exact), ("PLD", self.pld), ("RDP", self.rdp))
         return next((name for name, bound in named if bound is not None and bound == self.value), "none")
 
+    def only(self, accountant: str | None) -> "Bounds":
+        """The bound of one accountant; all of them where none is named."""
+        if accountant is None:
+            return self
+        return Bounds(**{accountant.lower(): getattr(self, accountant.lower())}, note=self.note)
+
 
 def check_combination(sampling: str, adjacency: str) -> None:
     """Raises ValueError, saying why and what to use, unless there is a sound accountant for the pair."""
@@ -94,4 +100,18 @@ def check_combination(sampling: str, adjacency: str) -> None:
     if (sampling, adjacency) in REFUSED:
         raise ValueError(
             f"sampling={sampling!r} with adjacency={adjacency!r} can't be accounted: {REFUSED[sampling, adjacency]}"
+        )
+
+
+def check_accountant(step: Step, accountant: str | None) -> None:
+    """Raises ValueError, saying which can, unless ``accountant`` (any where None) has a sound bound for the step."""
+    known = sorted({name for names in ACCOUNTANTS.values() for name in names})
+    if accountant is not None and accountant not in known:
+        raise ValueError(
+            f"accountant={accountant!r} is unknown; use one of {', '.join(known)}, or none for the smallest"
+        )
+    if accountant is not None and accountant not in step.who:
+        raise ValueError(
+            f"accountant={accountant!r} has no sound bound for sampling={step.sampling!r} with adjacency={step.adjacency!r}; "
+            f"use {' or '.join(step.who)}"
         )

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 
 from groupclip.errors import BudgetExceeded, PrivacyViolation
-from groupclip.mechanism import Mechanism, PrivacySpent
+from groupclip.mechanism import Mechanism
+from groupclip.spent import PrivacySpent
 
 SAMPLERS = ("groupclip", "user")
 _KEYS = {"version", "mechanism", "plan_hash", "steps"}

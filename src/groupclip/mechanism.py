@@ -13,30 +13,12 @@ from dataclasses import dataclass, fields, replace
 from groupclip import accounting, calibration
 from groupclip.arguments import number, positive, whole
 from groupclip.errors import PrivacyViolation
-from groupclip.events import Bounds, Step, check_combination
+from groupclip.events import Step, check_accountant, check_combination
+from groupclip.spent import PrivacySpent, checked_delta, no_figure, spent_by
 
 UNITS = ("sample", "user")
 _LEAST_SIGMA, _MOST_SIGMA = 1e-3, 1e9  # for a figure; a mechanism may have any
 _CAP = 6.5  # standard deviations above the mean: there truncation costs nothing that can be seen
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrivacySpent:
-    """What has been spent: (epsilon, delta), and which accountant says so.
-
-    ``epsilon`` is the smallest of ``exact``, ``rdp`` and ``pld`` (all are upper bounds; None where one can't
-    answer). ``accountant`` is "PLD", "RDP", "exact" (full batches) or, before the first step, "none". ``note`` says
-    what limited the figure.
-    """
-
-    epsilon: float
-    delta: float
-    steps: int
-    accountant: str
-    rdp: float | None = None
-    pld: float | None = None
-    exact: float | None = None
-    note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,31 +111,23 @@ class Mechanism:
         """Epsilon at ``delta`` after ``steps`` steps (all by default): see :meth:`spent`."""
         return self.spent(delta=delta, steps=steps).epsilon
 
-    def spent(self, *, delta: float, steps: int | None = None) -> PrivacySpent:
+    def spent(self, *, delta: float, steps: int | None = None, accountant: str | None = None) -> PrivacySpent:
         """Epsilon at ``delta`` after ``steps`` of the planned steps, with every accountant's figure.
 
+        Args:
+            accountant: "PLD", "RDP" or "exact": that one's figure alone, to compare with others'. By default the smallest.
+
         Raises:
-            ValueError: delta outside [1e-12, 1), steps outside [0, self.steps], no noise_multiplier yet, or
-                so little noise that no accountant gives a finite figure.
+            ValueError: delta outside [1e-12, 1), steps outside [0, self.steps], no noise_multiplier yet, an accountant without
+                a sound bound for the plan, or so little noise that no accountant gives a finite figure.
             PrivacyViolation: noise_multiplier is 0.
         """
-        delta = _delta(delta)
+        delta = checked_delta(delta)
         steps, step = self._taken(steps), self.step
+        check_accountant(step, accountant)
         if steps == 0:
             return PrivacySpent(epsilon=0.0, delta=delta, steps=0, accountant="none", rdp=0.0, pld=0.0)
-        bounds = accounting.epsilon_bounds(step, steps, delta, self.steps)
-        if bounds.value is None:
-            raise ValueError(_no_figure(step, bounds))
-        return PrivacySpent(
-            epsilon=bounds.value,
-            delta=delta,
-            steps=steps,
-            accountant=bounds.accountant,
-            rdp=bounds.rdp,
-            pld=bounds.pld,
-            exact=bounds.exact,
-            note=bounds.note,
-        )
+        return spent_by(step, steps, delta, accounting.epsilon_bounds(step, steps, delta, self.steps), accountant)
 
     def delta(self, *, epsilon: float, steps: int | None = None) -> float:
         """The smallest proven delta at ``epsilon`` >= 0 after ``steps`` steps (all by default)."""
@@ -165,7 +139,7 @@ class Mechanism:
             return 0.0
         bounds = accounting.delta_bounds(step, steps, epsilon, self.steps)
         if bounds.value is None:
-            raise ValueError(_no_figure(step, bounds))
+            raise ValueError(no_figure(step, bounds))
         # a Gaussian never gives delta = 0: don't let underflow claim it
         return min(max(bounds.value, 1e-300), 1.0)
 
@@ -187,25 +161,31 @@ class Mechanism:
         curve = zip(epsilons, self.delta_curve(epsilons, steps=steps), strict=True)
         return max(accounting.gaussian_mu(epsilon, delta) for epsilon, delta in curve if delta < 1)
 
-    def calibrate(self, *, epsilon: float, delta: float) -> "Mechanism":
+    def calibrate(self, *, epsilon: float, delta: float, accountant: str | None = None) -> "Mechanism":
         """The same plan with the least noise found for which 0.99 * epsilon <= epsilon(delta) <= epsilon.
 
+        Args:
+            accountant: "PLD", "RDP" or "exact": by that one's figure. By default by the smallest, which needs the least noise.
+
         Raises:
-            ValueError: the target can't be met with a noise multiplier between 0.02 and 1e6.
+            ValueError: the target can't be met with a noise multiplier between 0.02 and 1e6; an accountant without a sound
+                bound for the plan.
         """
-        target, delta = positive("epsilon", epsilon), _delta(delta)
+        target, delta = positive("epsilon", epsilon), checked_delta(delta)
+        check_accountant(self._step(1.0), accountant)
 
         def guessed(sigma: float) -> float:
             return _or_infinite(accounting.guessed_epsilon(self._step(sigma), self.steps, delta))
 
         def reported(sigma: float) -> float:
-            return _or_infinite(accounting.epsilon_bounds(self._step(sigma), self.steps, delta, self.steps).value)
-
-        start = calibration.enough_noise(guessed, target)
+            found = accounting.epsilon_bounds(self._step(sigma), self.steps, delta, self.steps)
+            return _or_infinite(found.only(accountant).value)
 
         def rough(sigma: float) -> float:  # settling a grid at every sigma is what takes long
-            return _or_infinite(accounting.rough_epsilon(self._step(sigma), self.steps, delta))
+            found = accounting.rough_bounds(self._step(sigma), self.steps, delta)
+            return _or_infinite(found.only(accountant).value)
 
+        start = calibration.enough_noise(guessed, target)
         near = calibration.near_noise(rough, reported, start, target)
         return replace(self, noise_multiplier=calibration.least_noise(reported, near, target, patience=2))
 
@@ -274,27 +254,6 @@ class Mechanism:
         )
 
 
-def default_delta(dataset_size: int) -> float:
-    """min(1e-5, 1 / (2n)): the delta to use when none is asked for.
-
-    Publishing one record picked at random satisfies (0, 1/n), so delta has to be below 1/n to mean anything;
-    1/(2n) is the field's custom for fine-tuning (and 1e-5 at the paper's n = 50,000). For small n that alone
-    would be far too lax, so it is never above 1e-5. Choose a smaller one where a failure would be a
-    catastrophe.
-    """
-    return max(min(1e-5, 1 / (2 * whole("dataset_size", dataset_size, least=1))), accounting.SMALLEST_DELTA)
-
-
-def _delta(delta: float) -> float:
-    delta = number("delta", delta)
-    if not accounting.SMALLEST_DELTA <= delta < 1:
-        raise ValueError(
-            f"delta={delta!r} must be in [{accounting.SMALLEST_DELTA:g}, 1): the accountants' double "
-            "precision ends there; groupclip.mechanism.default_delta(dataset_size) is a usual choice"
-        )
-    return delta
-
-
 def _cap(sampling: str, size: int, batch: float, cap: int | None) -> int | None:
     """``max_batch_size``, checked or filled in."""
     if sampling != "truncated-poisson":
@@ -316,15 +275,3 @@ def _cap(sampling: str, size: int, batch: float, cap: int | None) -> int | None:
 
 def _or_infinite(bound: float | None) -> float:
     return math.inf if bound is None else bound
-
-
-def _no_figure(step: Step, bounds: Bounds) -> str:
-    if bounds.note and "RDP" not in step.who:
-        return (
-            f"no accountant gives a figure for sampling={step.sampling!r} with adjacency={step.adjacency!r} here: "
-            f"{bounds.note}, and RDP has no sound bound for this pair; use a larger delta, fewer steps or another pair"
-        )
-    return (
-        f"noise_multiplier={step.sigma:g} is so little noise that no accountant gives a finite figure; use "
-        "mechanism.calibrate(epsilon=, delta=), which gives the noise that an epsilon needs"
-    )

@@ -9,10 +9,13 @@ such bound: it costs what their composition costs.
 
 import math
 import secrets
+from dataclasses import replace
 
-from groupclip import accounting
-from groupclip.arguments import number
-from groupclip.mechanism import Mechanism, PrivacySpent
+from groupclip import accounting, calibration
+from groupclip.arguments import number, positive
+from groupclip.events import ACCOUNTANTS
+from groupclip.mechanism import Mechanism
+from groupclip.spent import PrivacySpent, checked_delta
 
 #: name -> shape of the truncated negative binomial; infinite: Poisson
 LAWS = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}
@@ -34,12 +37,8 @@ def search_cost(
         ValueError: a wrong law or mean, or a mechanism without an RDP bound, on which the theorems rest.
     """
     shape, mean_runs = _law(law), _mean(mean_runs)
+    _require_rdp(mechanism)
     single = mechanism.spent(delta=delta)
-    if single.rdp is None:
-        raise ValueError(
-            f"the cost of a search needs the RDP of a run, and sampling={mechanism.sampling!r} with adjacency="
-            f"{mechanism.adjacency!r} has none; use add-or-remove-one or zero-out with Poisson sampling"
-        )
     epsilon = accounting.search_epsilon(mechanism.step, mechanism.steps, single.delta, mean_runs, shape)
     if epsilon is None:
         raise ValueError("no finite bound for this search: the runs have too little noise")
@@ -53,12 +52,41 @@ def search_cost(
     )
 
 
+def calibrate_search(
+    mechanism: Mechanism, *, epsilon: float, delta: float, mean_runs: float, law: str | float = "geometric"
+) -> Mechanism:
+    """The same plan with the least noise for which the whole search spends 0.99 * epsilon to epsilon.
+
+    Raises:
+        ValueError: as :func:`search_cost` and :meth:`groupclip.Mechanism.calibrate`.
+    """
+    shape, mean_runs = _law(law), _mean(mean_runs)
+    target, delta = positive("epsilon", epsilon), checked_delta(delta)
+    _require_rdp(mechanism)
+
+    def cost(sigma: float) -> float:
+        step = replace(mechanism, noise_multiplier=sigma).step
+        found = accounting.search_epsilon(step, mechanism.steps, delta, mean_runs, shape)
+        return math.inf if found is None else found
+
+    start = calibration.enough_noise(cost, target)
+    return replace(mechanism, noise_multiplier=calibration.least_noise(cost, start, target))
+
+
 def draw_runs(mean_runs: float, law: str | float = "geometric") -> int:
     """How many runs to make, from the operating system's randomness. Keep it secret; Poisson may give 0.
 
     By inversion: P(K = k) is proportional to (1 - gamma)^k prod_{l<k} (l + shape) / (l + 1) for k >= 1.
     """
     return _inverted(secrets.SystemRandom().random(), _mean(mean_runs), _law(law))
+
+
+def _require_rdp(mechanism: Mechanism) -> None:
+    if "RDP" not in ACCOUNTANTS[mechanism.sampling, mechanism.adjacency]:
+        raise ValueError(
+            f"the cost of a search needs the RDP of a run, and sampling={mechanism.sampling!r} with adjacency="
+            f"{mechanism.adjacency!r} has none; use add-or-remove-one or zero-out with Poisson sampling"
+        )
 
 
 def _inverted(uniform: float, mean: float, shape: float) -> int:

@@ -15,8 +15,9 @@ from groupclip import accounting
 from groupclip.allocation import noise_multiplier_of
 from groupclip.errors import PrivacyViolation
 from groupclip.ledger import SAMPLERS, Ledger
-from groupclip.mechanism import Mechanism, PrivacySpent
+from groupclip.mechanism import Mechanism
 from groupclip.partition import Partition
+from groupclip.spent import PrivacySpent
 
 _ROUNDING = 1e-9  # relative; float64 sums over any number of groups stay far below
 _UNITS = {

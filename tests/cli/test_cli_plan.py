@@ -55,7 +55,10 @@ def test_people_get_words(capsys):
         (["epsilon", *PAPER[:-1], "2", "--noise-multiplier", "1"], "delta=2.0 must be in"),
         (["epsilon", *PAPER, "--noise-multiplier", "0"], "noise_multiplier=0"),
         (["epsilon", *PAPER, "--noise-multiplier", "-1"], "must be >= 0"),
-        (["epsilon", "--dataset-size", "10", "--batch-size", "20", "--steps", "1", "--noise-multiplier", "1"], "larger"),
+        (
+            ["epsilon", "--dataset-size", "10", "--batch-size", "20", "--steps", "1", "--noise-multiplier", "1"],
+            "larger",
+        ),
         (["epsilon", "--dataset-size", "10", "--batch-size", "0", "--epochs", "1", "--noise-multiplier", "1"], "> 0"),
         (["epsilon", "--dataset-size", "x", "--batch-size", "2", "--epochs", "1"], "'x' is not a valid integer"),
         (["reproduce"], "No such command 'reproduce'"),
@@ -66,6 +69,132 @@ def test_a_wrong_argument_is_exit_code_2(capsys, arguments, message):
     told, errors = capsys.readouterr()
     assert told == ""
     assert message in errors
+
+
+SMALL = ["--dataset-size", "1000", "--batch-size", "100", "--steps", "20", "--delta", "1e-5"]
+REPLACE = ["--adjacency", "replace-one"]
+PAIRS = [
+    ([], {}),
+    (["--adjacency", "zero-out"], {"adjacency": "zero-out"}),
+    (REPLACE, {"adjacency": "replace-one"}),
+    (
+        ["--sampling", "truncated-poisson", "--max-batch-size", "150", *REPLACE],
+        {"sampling": "truncated-poisson", "max_batch_size": 150, "adjacency": "replace-one"},
+    ),
+    (["--sampling", "without-replacement", *REPLACE], {"sampling": "without-replacement", "adjacency": "replace-one"}),
+    (["--sampling", "full-batch", "--batch-size", "1000"], {"sampling": "full-batch", "expected_batch_size": 1000}),
+    (["--unit", "user"], {"unit": "user"}),
+]
+
+
+@pytest.mark.parametrize(("options", "facts"), PAIRS, ids=lambda v: " ".join(v) if isinstance(v, list) else "")
+def test_every_pair_with_a_sound_accountant(capsys, options, facts):
+    plan = {"dataset_size": 1000, "expected_batch_size": 100, "steps": 20, "noise_multiplier": 3.0} | facts
+    assert run(["epsilon", *SMALL, *options, "--noise-multiplier", "3", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    expected = Mechanism(**plan)
+    assert found["epsilon"] == expected.epsilon(delta=1e-5)
+    assert {name: found[name] for name in expected.to_dict()} == expected.to_dict()
+    assert run(["epsilon", *SMALL, *options, "--noise-multiplier", "3"]) == 0
+    assert f"{expected.unit}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["--sampling", "truncated-poisson"],
+            "'truncated-poisson' with adjacency='add-or-remove-one' can't be accounted",
+        ),
+        (["--sampling", "without-replacement"], "use adjacency='replace-one'"),
+        (["--sampling", "without-replacement", "--adjacency", "zero-out"], "no sound accountant"),
+        (["--sampling", "full-batch"], "must be dataset_size=1000"),
+        (["--sampling", "shuffled"], "'shuffled' is not one of"),
+        (["--max-batch-size", "200"], "max_batch_size=200 has no meaning with sampling='poisson'"),
+        ([*REPLACE, "--accountant", "rdp"], "accountant='RDP' has no sound bound"),
+        (["--accountant", "exact"], "no sound bound for sampling='poisson'"),
+        ([*REPLACE, "--search", "10"], "needs the RDP of a run"),
+        (["--search", "10", "--accountant", "pld"], "known by RDP alone"),
+        (["--search", "0.5"], r"mean_runs=0.5 must be in [1"),
+    ],
+)
+def test_pairs_without_a_sound_accountant_are_refused_by_name(capsys, options, message):
+    for command in (["calibrate", *SMALL, "--epsilon", "2"], ["epsilon", *SMALL, "--noise-multiplier", "2"]):
+        assert run([*command, *options]) == 2
+        assert message in capsys.readouterr().err.replace("\n", " ")
+
+
+@pytest.mark.parametrize("accountant", ["pld", "RDP"])
+def test_a_named_accountant(capsys, accountant):
+    assert run(["calibrate", *SMALL, "--epsilon", "2", "--accountant", accountant, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["accountant"] == accountant.upper()
+    assert 1.98 <= facts["epsilon"] <= 2
+    other = "epsilon_rdp" if accountant == "pld" else "epsilon_pld"
+    assert facts[other] is None
+
+
+def test_a_search_is_paid_for(capsys):
+    assert run(["calibrate", *SMALL, "--epsilon", "2", "--search", "10", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["epsilon"] < 1.5
+    assert 1.98 <= facts["search"]["epsilon"] <= 2
+    sigma = repr(facts["noise_multiplier"])
+    assert run(["epsilon", *SMALL, "--noise-multiplier", sigma, "--search", "10"]) == 0
+    assert f"epsilon {facts['search']['epsilon']:.4f} at delta 1e-05, by RDP: the best of" in capsys.readouterr().out
+
+
+def test_the_noise_of_the_groups_amounts_to_the_plans(capsys):
+    asked = ["calibrate", *SMALL, "--epsilon", "2", "--thresholds", "0.5,1", "--sizes", "10,4000", "--json"]
+    for options in (
+        ["--allocation", "dimension"],
+        ["--allocation", "threshold"],
+        ["--adaptive-share", "0.01"],
+        ["--hardened"],
+    ):
+        assert run([*asked, *options]) == 0
+        facts = json.loads(capsys.readouterr().out)
+        stds = ",".join(map(repr, facts["noise_std"].values()))
+        assert run(["epsilon", *SMALL, "--noise-stds", stds, "--thresholds", "0.5,1", "--json"]) == 0
+        again = json.loads(capsys.readouterr().out)
+        extra = 0.01 if "--adaptive-share" in options else 1e-4  # what counts and rounding are paid with
+        assert (
+            facts["noise_multiplier"] * (1 - 1e-9)
+            <= again["noise_multiplier"]
+            <= facts["noise_multiplier"] * (1 + extra)
+        )
+        assert again["epsilon"] <= facts["epsilon"] * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--allocation", "dimension"], "give --thresholds"),
+        (["--thresholds", "1,1", "--allocation", "dimension"], "give --sizes"),
+        (["--thresholds", "1,1", "--sizes", "3"], "--sizes needs 2 whole numbers"),
+        (["--thresholds", "1,x"], "--thresholds '1,x' can't be read"),
+        (["--thresholds", "1,-1"], "must be positive"),
+        (["--thresholds", "1", "--adaptive-share", "2"], "share=2.0 must be in (0, 1)"),
+    ],
+)
+def test_wrong_options_of_groups(capsys, options, message):
+    assert run(["calibrate", *SMALL, "--epsilon", "2", *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "give either --noise-multiplier or --noise-stds"),
+        (["--noise-stds", "1,1"], "give --thresholds"),
+        (["--noise-stds", "1,1", "--thresholds", "1"], "--noise-stds needs 1 numbers"),
+        (["--noise-multiplier", "1", "--thresholds", "1"], "the same whatever the thresholds"),
+        (["--noise-stds", "0,1", "--thresholds", "1,1"], "noise_multiplier=0"),
+    ],
+)
+def test_wrong_noise(capsys, options, message):
+    assert run(["epsilon", *SMALL, *options]) == 2
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [[], ["train"], ["calibrate"], ["epsilon"]])
@@ -83,6 +212,8 @@ def test_without_the_extra_the_command_says_what_to_install(monkeypatch):
 
 
 def test_as_a_module_it_ends_with_the_exit_code():
-    ended = subprocess.run([sys.executable, "-m", "groupclip.cli", "nothing"], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(
+        [sys.executable, "-m", "groupclip.cli", "nothing"], capture_output=True, text=True, timeout=60
+    )
     assert ended.returncode == 2
     assert "No such command" in ended.stderr

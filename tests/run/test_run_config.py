@@ -2,11 +2,12 @@
 
 import pytest
 
-from groupclip.mechanism import Mechanism, default_delta
+from groupclip.mechanism import Mechanism
 from groupclip.run import ConfigError, RunConfig, read_yaml, resolve, steps_of
 from groupclip.run.build import build
 from groupclip.run.config import checked_request, to_yaml
 from groupclip.run.pretraining import check_pretrainable
+from groupclip.spent import default_delta
 from groupclip.tasks import load_task
 
 

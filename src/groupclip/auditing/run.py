@@ -19,10 +19,11 @@ from ..adaptive import Adaptive
 from ..attaching import attach
 from ..batch import replaced
 from ..clipping import ClipFunction
-from ..mechanism import Mechanism, default_delta
+from ..mechanism import Mechanism
 from ..noise import NoiseSource
 from ..partition import Partition
 from ..sampling import logical_batches
+from ..spent import default_delta
 from ..thresholds import Thresholds
 from ..validate.replay import Losses
 from .canaries import CanaryAudit

@@ -26,9 +26,10 @@ from ..attaching import attach
 from ..clipping import ClipFunction, bounded_factors
 from ..engine import Engine
 from ..errors import GroupClipError
-from ..mechanism import Mechanism, default_delta
+from ..mechanism import Mechanism
 from ..noise import NoiseSource
 from ..partition import Partition
+from ..spent import default_delta
 from ..thresholds import Thresholds
 from ..validate.replay import Batch, Losses
 from .report import StepAudit

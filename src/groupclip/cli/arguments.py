@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -54,6 +55,17 @@ def parse_thresholds(text: str | None) -> float | list[float] | dict[str, float]
     return values[0] if len(values) == 1 else values
 
 
+def parse_numbers(flag: str, text: str) -> list[float]:
+    """``0.5,0.5``: finite numbers with commas between them. ValueError otherwise."""
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        values = [math.nan]
+    if not all(map(math.isfinite, values)):
+        raise ValueError(f"{flag} {text!r} can't be read: give numbers with commas between them")
+    return values
+
+
 def parse_options(flag: str, pairs: tuple[str, ...]) -> dict[str, str] | None:
     """``NAME=VALUE`` pairs as a mapping; None if there are none. ValueError without an equals sign."""
     for pair in pairs:
@@ -61,3 +73,10 @@ def parse_options(flag: str, pairs: tuple[str, ...]) -> dict[str, str] | None:
             raise ValueError(f"{flag} {pair!r} can't be read: write it as NAME=VALUE")
     found = dict(pair.split("=", 1) for pair in pairs)
     return {name.replace("-", "_"): value for name, value in found.items()} or None
+
+
+ACCOUNTANT = click.option(
+    "--accountant",
+    type=click.Choice(("PLD", "RDP", "exact"), case_sensitive=False),
+    help="By that one's figure alone. Default: the smallest of those that are sound.",
+)

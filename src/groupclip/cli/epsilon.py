@@ -2,39 +2,56 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from ..errors import PrivacyViolation
-from . import plan
-from .arguments import arguments_at_fault, print_json
+from . import groups, plan, search
+from .arguments import ACCOUNTANT, arguments_at_fault, print_json
 
 
 @click.command()
 @plan.plan_options
-@click.option("--noise-multiplier", type=float, required=True, help="sigma: noise over the sensitivity of a step.")
+@click.option("--noise-multiplier", type=float, help="sigma: noise over the sensitivity of a step.")
+@click.option("--noise-stds", help="s_1,..,s_M: noise on every coordinate of each group's sum, with --thresholds.")
+@ACCOUNTANT
+@search.search_options
+@click.option("--thresholds", help="R_1,..,R_M, for --noise-stds.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def epsilon(
-    dataset_size: int,
-    batch_size: float,
-    epochs: float | None,
-    steps: int | None,
-    delta: float | None,
-    noise_multiplier: float,
+    noise_multiplier: float | None,
+    noise_stds: str | None,
+    thresholds: str | None,
+    accountant: str | None,
     as_json: bool,
+    **given: Any,
 ) -> None:
     """Compute the epsilon that a plan spends.
 
     \b
     Example:
       groupclip epsilon --dataset-size 50000 --batch-size 1000 --epochs 5 --noise-multiplier 1.1 --delta 1e-5
+      groupclip epsilon --dataset-size 50000 --batch-size 1000 --epochs 5 --noise-stds 1,2 --thresholds 0.5,1
     """
     with arguments_at_fault():
-        mechanism = plan.plan(dataset_size, batch_size, epochs, steps, noise_multiplier)
+        if (noise_multiplier is None) == (noise_stds is None):
+            raise ValueError("give either --noise-multiplier or --noise-stds (with --thresholds)")
+        if noise_multiplier is None:
+            noise_multiplier = groups.multiplier_of(noise_stds or "", thresholds)
+        elif thresholds is not None:
+            raise ValueError("--thresholds is for --noise-stds: a noise multiplier is the same whatever the thresholds")
+        mechanism, delta = plan.plan(given, noise_multiplier)
+        asked = search.taken(given, accountant)
         try:
-            spent = mechanism.spent(delta=plan.delta_or_default(delta, dataset_size))
+            spent = mechanism.spent(delta=delta, accountant=accountant)
+            whole = None if asked is None else search.cost(mechanism, asked, delta)
         except PrivacyViolation as error:
             raise ValueError(str(error)) from error
     if as_json:
-        print_json(plan.facts(mechanism, spent))
+        searched = {} if asked is None or whole is None else search.facts(asked, whole)
+        print_json({**plan.facts(mechanism, spent), **searched})
     else:
         click.echo(plan.text(mechanism, spent))
+        if asked is not None and whole is not None:
+            click.echo(search.text(asked, whole))

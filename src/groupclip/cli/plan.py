@@ -1,4 +1,4 @@
-"""Options that ``calibrate`` and ``epsilon`` share, and the plan that they give."""
+"""The plan that ``calibrate`` and ``epsilon`` are asked about: options, the mechanism that they mean, and how it is told."""
 
 from __future__ import annotations
 
@@ -7,17 +7,33 @@ from typing import Any
 
 import click
 
-from ..mechanism import Mechanism, PrivacySpent, default_delta
+from ..events import ADJACENCIES, SAMPLINGS
+from ..mechanism import UNITS, Mechanism
+from ..spent import PrivacySpent, default_delta
 
 Command = Callable[..., None]
 
+SAMPLING = (
+    click.option("--sampling", type=click.Choice(SAMPLINGS), help="How batches are drawn. Default: poisson."),
+    click.option("--adjacency", type=click.Choice(ADJACENCIES), help="Neighbouring data. Default: add-or-remove-one."),
+    click.option("--max-batch-size", type=int, help="Cap of a truncated-poisson batch. Default: B + 6.5 sqrt(B)."),
+)
+"""Options that ``train`` has as well."""
+
 _OPTIONS = (
-    click.option("--dataset-size", type=int, required=True, help="Number of samples."),
-    click.option("--batch-size", type=float, required=True, help="EXPECTED size of a Poisson batch."),
+    click.option("--dataset-size", type=int, required=True, help="Number of samples (of users with --unit user)."),
+    click.option("--batch-size", type=float, required=True, help="EXPECTED size of a batch."),
     click.option("--epochs", type=float, help="How often each sample is drawn on average; or give --steps."),
     click.option("--steps", type=int, help="Number of optimizer steps; or give --epochs."),
     click.option("--delta", type=float, help="Default: min(1e-5, 1 / (2 * dataset size))."),
+    *SAMPLING,
+    click.option("--unit", type=click.Choice(UNITS), default="sample", show_default=True, help="Who is protected."),
 )
+_NEIGHBOURS = {
+    "add-or-remove-one": "one {unit}'s presence",
+    "zero-out": "one {unit}, replaced by one that adds nothing",
+    "replace-one": "one {unit}, replaced by any other",
+}
 
 
 def plan_options(command: Command) -> Command:
@@ -27,64 +43,77 @@ def plan_options(command: Command) -> Command:
     return command
 
 
-def plan(
-    dataset_size: int,
-    batch_size: float,
-    epochs: float | None,
-    steps: int | None,
-    noise_multiplier: float | None = None,
-) -> Mechanism:
-    """The mechanism that the options mean. ValueError if they don't mean one."""
+def plan(given: dict[str, Any], noise_multiplier: float | None = None) -> tuple[Mechanism, float]:
+    """The mechanism and the delta that the options of :func:`plan_options` mean; takes them out of ``given``.
+
+    Raises:
+        ValueError: they don't mean one.
+    """
     from ..run.resolve import steps_of
 
+    size, batch, epochs, steps, delta = (
+        given.pop(name) for name in ("dataset_size", "batch_size", "epochs", "steps", "delta")
+    )
+    chosen = {name: given.pop(name) for name in ("sampling", "adjacency", "max_batch_size", "unit")}
     if (epochs is None) == (steps is None):
         raise ValueError("give either --epochs or --steps" + ("" if epochs is None else ", not both"))
     if steps is None:
-        assert epochs is not None
         if not epochs > 0:
             raise ValueError(f"--epochs {epochs:g} must be > 0")
-        if not batch_size > 0:
-            raise ValueError(f"--batch-size {batch_size:g} must be > 0")
-        steps = steps_of(epochs, dataset_size, batch_size)
-    return Mechanism(
-        dataset_size=dataset_size,
-        expected_batch_size=batch_size,
+        if not batch > 0:
+            raise ValueError(f"--batch-size {batch:g} must be > 0")
+        steps = steps_of(epochs, size, batch)
+    mechanism = Mechanism(
+        dataset_size=size,
+        expected_batch_size=batch,
         steps=steps,
         noise_multiplier=noise_multiplier,
+        **{name: value for name, value in chosen.items() if value is not None},
     )
-
-
-def delta_or_default(delta: float | None, dataset_size: int) -> float:
-    return default_delta(dataset_size) if delta is None else delta
+    return mechanism, default_delta(size) if delta is None else delta
 
 
 def facts(mechanism: Mechanism, spent: PrivacySpent) -> dict[str, Any]:
     """What both commands tell a machine."""
     return {
-        "dataset_size": mechanism.dataset_size,
-        "expected_batch_size": mechanism.expected_batch_size,
+        **mechanism.to_dict(),
         "sample_rate": mechanism.sample_rate,
-        "steps": mechanism.steps,
-        "noise_multiplier": mechanism.noise_multiplier,
         "epsilon": spent.epsilon,
         "delta": spent.delta,
         "accountant": spent.accountant,
         "epsilon_rdp": spent.rdp,
         "epsilon_pld": spent.pld,
-        "adjacency": mechanism.adjacency,
+        "epsilon_exact": spent.exact,
         "note": spent.note,
     }
 
 
 def text(mechanism: Mechanism, spent: PrivacySpent) -> str:
     """What both commands tell a person."""
-    other = [f"{name} {value:.4f}" for name, value in (("RDP", spent.rdp), ("PLD", spent.pld)) if value is not None]
+    found = [
+        f"{name} {value:.4f}"
+        for name, value in (("exact", spent.exact), ("RDP", spent.rdp), ("PLD", spent.pld))
+        if value is not None
+    ]
     lines = [
         f"noise multiplier  {mechanism.noise_multiplier:.6g}",
-        f"epsilon           {spent.epsilon:.4f} at delta {spent.delta:g}, by {spent.accountant} ({', '.join(other)})",
-        f"steps             {mechanism.steps} Poisson batches of {mechanism.expected_batch_size:g} samples "
-        "on average, "
-        f"each sample with probability {mechanism.sample_rate:.6g}",
-        f"neighbours        {mechanism.adjacency}: data sets that differ by one sample's presence",
+        f"epsilon           {spent.epsilon:.4f} at delta {spent.delta:g}, by {spent.accountant} ({', '.join(found)})",
+        f"steps             {_batches(mechanism)}",
+        f"neighbours        {mechanism.adjacency}: data sets that differ by "
+        + _NEIGHBOURS[mechanism.adjacency].format(unit=mechanism.unit),
     ]
     return "\n".join([*lines, *([f"note              {spent.note}"] if spent.note else [])])
+
+
+def _batches(mechanism: Mechanism) -> str:
+    size, unit, q = mechanism.expected_batch_size, mechanism.unit, mechanism.sample_rate
+    match mechanism.sampling:
+        case "full-batch":
+            return f"{mechanism.steps} batches of all {size} {unit}s"
+        case "without-replacement":
+            return f"{mechanism.steps} batches of exactly {size} {unit}s, drawn without replacement"
+        case "truncated-poisson":
+            kind = f"Poisson batches truncated to {mechanism.max_batch_size}, of"
+        case _:
+            kind = "Poisson batches of"
+    return f"{mechanism.steps} {kind} {size:g} {unit}s on average, each {unit} with probability {q:.6g}"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ..mechanism import default_delta
+from ..spent import default_delta
 from ..tasks import Task
 from .config import RunConfig
 from .errors import ConfigError

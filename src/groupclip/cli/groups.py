@@ -1,0 +1,91 @@
+"""What a noise multiplier means for each group, as ``calibrate`` and ``epsilon`` tell it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import click
+
+from ..adaptive import Adaptive
+from ..allocation import ALLOCATIONS, noise_multiplier_of
+from .arguments import parse_numbers
+
+_OPTIONS = (
+    click.option("--thresholds", help="R_1,..,R_M: tell the noise of every group too."),
+    click.option("--sizes", help="d_1,..,d_M: coordinates of the groups; for --allocation dimension and --hardened."),
+    click.option(
+        "--allocation", type=click.Choice(ALLOCATIONS), help="How noise is shared among groups. Default: equal."
+    ),
+    click.option("--adaptive-share", type=float, help="Part of the budget that adaptive thresholds use, e.g. 0.01."),
+    click.option("--hardened", is_flag=True, help="Noise on a grid; pays for the rounding with a little more of it."),
+)
+_NAMES = ("thresholds", "sizes", "allocation", "adaptive_share", "hardened")
+
+
+def group_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options about groups to a command."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def noise_by_group(given: dict[str, Any], sigma: float) -> dict[str, Any]:
+    """Standard deviation of the noise on each group's sum, for the options (taken out of ``given``); {} without thresholds.
+
+    Raises:
+        ValueError: options that don't fit together.
+    """
+    asked = {name: given.pop(name) for name in _NAMES}
+    if asked["thresholds"] is None:
+        idle = [name for name in _NAMES[1:] if asked[name]]
+        if idle:
+            raise ValueError(
+                f"--{idle[0].replace('_', '-')} is about the noise of the groups: give --thresholds R_1,..,R_M too"
+            )
+        return {}
+    from ..groupnoise import GroupNoise
+    from ..hardened import HardenedNoise
+    from ..noise import SecureNoise
+
+    bounds = parse_numbers("--thresholds", asked["thresholds"])
+    if asked["sizes"] is None and (asked["allocation"] == "dimension" or asked["hardened"]):
+        raise ValueError(
+            "--allocation dimension and --hardened depend on the sizes of the groups: give --sizes d_1,..,d_M"
+        )
+    sizes = [1.0] * len(bounds) if asked["sizes"] is None else parse_numbers("--sizes", asked["sizes"])
+    if len(sizes) != len(bounds) or any(size != int(size) or size < 1 for size in sizes):
+        raise ValueError(f"--sizes needs {len(bounds)} whole numbers, as many as thresholds")
+    share, start = asked["adaptive_share"], dict(_named(bounds))
+    amounts = GroupNoise(
+        start if share is None else Adaptive(start=start, share=share),
+        asked["allocation"] or "equal",
+        {name: int(size) for name, size in _named(sizes)},
+        sigma,
+        HardenedNoise() if asked["hardened"] else SecureNoise(),
+    )
+    found = {"noise_std": amounts.stds, "other_releases": amounts.other_releases, "rounding": amounts.rounding}
+    return {name: value for name, value in found.items() if value}
+
+
+def multiplier_of(noise_stds: str, thresholds: str | None) -> float:
+    """The noise multiplier that given standard deviations amount to. ValueError unless each group has a threshold."""
+    if thresholds is None:
+        raise ValueError("--noise-stds is noise against thresholds: give --thresholds R_1,..,R_M too")
+    stds, bounds = parse_numbers("--noise-stds", noise_stds), parse_numbers("--thresholds", thresholds)
+    if len(stds) != len(bounds) or min(bounds) <= 0 or min(stds) < 0:
+        raise ValueError(f"--noise-stds needs {len(bounds)} numbers >= 0 for as many thresholds > 0")
+    return noise_multiplier_of(dict(_named(stds)), dict(_named(bounds)))
+
+
+def text(found: Mapping[str, Any]) -> str:
+    """What :func:`noise_by_group` found, for a person."""
+    lines = [f"noise             {std:.6g} on {name}" for name, std in found["noise_std"].items()]
+    lines += [
+        f"also released     {name}, noise multiplier {z:.6g}" for name, z in found.get("other_releases", {}).items()
+    ]
+    return "\n".join(lines)
+
+
+def _named(values: list[float]) -> list[tuple[str, float]]:
+    return [(f"group {number}", value) for number, value in enumerate(values, 1)]
