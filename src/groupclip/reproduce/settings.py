@@ -28,7 +28,7 @@ class TrainSettings:
         microbatch: most samples held at once; changes memory and speed alone.
         schedule: of the learning rate: constant, or falling to zero in a line or half a cosine.
         optimizer: adamw or sgd (with ``momentum``).
-        clipping: style of the groups, as for :func:`groupclip.partition`.
+        clipping: style of the groups, or a mapping from parameter names to groups, as for :func:`groupclip.partition`.
         clip: clip function, as for :func:`groupclip.attach`.
         thresholds: R (then ``R_m = R / sqrt(M)``), or :class:`groupclip.Adaptive`, which pays for itself.
         seed: of what is public: the order of batches and dropout without privacy. Never of noise or sampling.
@@ -48,7 +48,7 @@ class TrainSettings:
     optimizer: str = "adamw"
     momentum: float = 0.0
     weight_decay: float = 0.0
-    clipping: str = "all-layer"
+    clipping: str | Mapping[str, str] = "all-layer"
     clip: str = "automatic"
     thresholds: float | Adaptive = 1.0
     seed: int = 0

@@ -140,11 +140,11 @@ def _optimizer(workload: Workload, settings: TrainSettings) -> Optimizer:
 
 def _groups(workload: Workload, settings: TrainSettings, optimizer: Optimizer, device: torch.device) -> Any:
     """The groups; a planned style is planned for a full microbatch, of records whose values don't matter."""
-    if not settings.clipping.startswith(PLANNED):
+    if not isinstance(settings.clipping, str) or not settings.clipping.startswith(PLANNED):
         return settings.clipping
     raise ValueError(
-        f"clipping={settings.clipping!r}: plan the groups first (groupclip.plan) and give them as boundaries, so that the "
-        "result says which they were"
+        f"clipping={settings.clipping!r}: plan the groups first (groupclip.plan) and give them as boundaries or as a mapping, so "
+        "that the result says which they were"
     )
 
 
