@@ -106,7 +106,7 @@ def _from_folder(dataset: str, facts: DatasetFacts, folder: Path) -> dict[str, R
             f"{folder} holds neither dataset_dict.json (datasets' save_to_disk) nor parquet files for the split "
             f"{', '.join(absent)}, named as on the hub: {absent[0]}-00000-of-00001.parquet or {absent[0]}/0000.parquet"
         )
-    return dict(library.load_dataset("parquet", data_files=files, cache_dir=str(folder / ".cache")))
+    return dict(library.load_dataset("parquet", data_files=files))
 
 
 def _parquet(folder: Path, split: str) -> list[str]:
