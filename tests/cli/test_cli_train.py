@@ -10,6 +10,7 @@ import sys
 import time
 
 import pytest
+import yaml
 from rich.console import Console
 
 from groupclip.cli.app import run
@@ -32,6 +33,39 @@ def test_the_result_is_told(tmp_path, capsys):
     assert "1 group (layer-wise), 6 steps of 64 samples on average" in progress
     assert progress.count("test accuracy") == 6
     assert "public loss" in progress
+
+
+def test_sampling_noise_and_thresholds_are_options(tmp_path, capsys):
+    out = tmp_path / "run"
+    kind = ["--sampling", "truncated-poisson", "--adjacency", "zero-out", "--accountant", "pld", "--hardened"]
+    kind += ["--allocation", "threshold", "--adaptive", "quantile=0.6,share=0.02", "--thresholds", "2"]
+    assert run(["train", *SMALL, *kind, "--steps", "3", "--out", str(out)]) == 0
+    stated = json.loads((out / "release" / "privacy.json").read_text())
+    assert (stated["sampling_assumed"], stated["adjacency"]) == ("truncated Poisson", "zero-out")
+    assert stated["hardened_against_floating_point_attacks"]
+    assert len(stated["other_releases"]) == 1
+    settings = yaml.safe_load((out / "run.yaml").read_text())
+    assert settings["adaptive"] == {"quantile": 0.6, "share": 0.02}
+    assert settings["accountant"] == "PLD"
+    capsys.readouterr()
+    # the file that the run wrote does it again
+    assert run(["train", "--config", str(out / "run.yaml"), "--out", str(tmp_path / "again"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["epsilon"] == stated["epsilon"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--sampling", "without-replacement"], "use adjacency='replace-one'"),
+        (["--adaptive", "much"], "--adaptive 'much' can't be read"),
+        (["--adaptive", "quantile=2"], "quantile=2.0 must be in (0, 1)"),
+        (["--sampling", "shuffled"], "'shuffled' is not one of"),
+    ],
+)
+def test_kinds_that_can_not_be_are_wrong_arguments(tmp_path, capsys, options, message):
+    assert run(["train", *SMALL, *options, "--steps", "2", "--out", str(tmp_path / "run")]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_json_is_one_object_and_nothing_else(tmp_path, capfd):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 import json
 import stat
 from pathlib import Path
@@ -13,7 +12,6 @@ from safetensors import safe_open
 from small_runs import REQUEST, SELDOM, STEPS, StopAfter
 
 import groupclip
-from groupclip.attaching import attach
 from groupclip.mechanism import Mechanism
 from groupclip.run import RunInterrupted, resume, start
 
@@ -112,9 +110,8 @@ def test_release_and_resume_share_no_file(stopped: Path) -> None:
     assert facts["plan_hash"] in (outcome.release / "README.md").read_text(encoding="utf-8")
 
 
-def test_groups_with_different_noise_have_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("groupclip.run.build.attach", functools.partial(attach, allocation="dimension"))
-    outcome = start({**REQUEST, "model": "mlp", "steps": 2}, tmp_path / "run").train()
+def test_groups_with_different_noise_have_a_report(tmp_path: Path) -> None:
+    outcome = start({**REQUEST, "model": "mlp", "steps": 2, "allocation": "dimension"}, tmp_path / "run").train()
     groups = json.loads((outcome.release / "privacy.json").read_text(encoding="utf-8"))["groups"]
     assert len({group["noise_std"] for group in groups}) > 1
     report = outcome.report.read_text(encoding="utf-8")

@@ -38,7 +38,7 @@ def test_digits_takes_no_path():
     ("name", "options", "message"),
     [
         ("digits", TaskOptions(image_size=8), "option image_size means nothing to task 'digits'; its options: none"),
-        ("csv:x", TaskOptions(image_size=8), "its options: text_column, label_column, max_length"),
+        ("csv:x", TaskOptions(image_size=8), "its options: text_column, label_column, user_column"),
         ("imagefolder:x", TaskOptions(text_column="t"), "text_column means nothing to task 'imagefolder'"),
         ("mnist:x", TaskOptions(classes=("a", "b")), "classes means nothing to task 'mnist'"),
     ],

@@ -66,6 +66,15 @@ def parse_numbers(flag: str, text: str) -> list[float]:
     return values
 
 
+def parse_adaptive(text: str) -> dict[str, float]:
+    """``0.5`` (the quantile) or ``quantile=0.5,rate=0.2,share=0.01``. ValueError otherwise."""
+    pairs = [part.split("=", 1) if "=" in part else ["quantile", part] for part in text.split(",")]
+    try:
+        return {name.strip(): float(value) for name, value in pairs}
+    except ValueError:
+        raise ValueError(f"--adaptive {text!r} can't be read: give a quantile, or NAME=NUMBER,...") from None
+
+
 def parse_options(flag: str, pairs: tuple[str, ...]) -> dict[str, str] | None:
     """``NAME=VALUE`` pairs as a mapping; None if there are none. ValueError without an equals sign."""
     for pair in pairs:

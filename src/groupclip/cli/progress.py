@@ -66,7 +66,7 @@ class Terminal:
         self._say(
             f"{config.model} on {config.task}: {len(groups)} group{'s' * (len(groups) > 1)} "
             f"({groups.style}), "
-            f"{config.steps} steps of {config.batch_size} samples on average, noise multiplier "
+            f"{config.steps} steps of {config.batch_size} {beginning.unit}s on average, noise multiplier "
             f"{beginning.noise_multiplier:.4g} for epsilon {config.epsilon:g} at delta {config.delta:g}"
         )
         if beginning.done:

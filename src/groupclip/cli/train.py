@@ -12,8 +12,10 @@ import click
 from rich.console import Console
 
 from .. import run
+from ..allocation import ALLOCATIONS
 from ..wording import figure
-from .arguments import arguments_at_fault, parse_options, parse_thresholds, print_json
+from .arguments import ACCOUNTANT, arguments_at_fault, parse_adaptive, parse_options, parse_thresholds, print_json
+from .plan import SAMPLING
 from .progress import Terminal
 from .signals import StopOnSignal
 
@@ -26,11 +28,18 @@ SETTINGS = (
     click.option("--clipping", help="Style of the groups: all-layer, layer-wise, block-wise, uniform:M ..."),
     click.option("--clip", help="Clip function: automatic (default), abadi, flat-normalised, global."),
     click.option("--thresholds", help="R (default 1; R_m = R/sqrt(M)), or R_1,..,R_M, or GROUP=R_m,..."),
+    click.option("--adaptive", help="Move them to a quantile of the norms: 0.5, or quantile=0.5,rate=0.2,share=0.01."),
+    click.option(
+        "--allocation", type=click.Choice(ALLOCATIONS), help="How noise is shared among groups. Default: equal."
+    ),
+    click.option("--hardened", is_flag=True, default=None, help="Noise on a grid, against floating-point attacks."),
+    *SAMPLING,
     click.option("--epsilon", type=float, help="What the whole run may spend."),
     click.option("--delta", type=float, help="Default: min(1e-5, 1 / (2 * number of samples))."),
+    ACCOUNTANT,
     click.option("--epochs", type=float, help="How often each sample is drawn on average; or give --steps."),
     click.option("--steps", type=int, help="Number of optimizer steps."),
-    click.option("--batch-size", type=int, help="EXPECTED size of a Poisson batch."),
+    click.option("--batch-size", type=int, help="EXPECTED size of a batch."),
     click.option("--microbatch", type=int, help="Most samples held at once; changes memory and speed alone."),
     click.option("--lr", type=float, help="Learning rate."),
     click.option("--schedule", help="Of the learning rate: constant, linear or cosine."),
@@ -112,6 +121,8 @@ def _request(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str,
     flags = {name: value for name, value in given.items() if value is not None and not name.endswith("_option")}
     if "thresholds" in flags:
         flags["thresholds"] = parse_thresholds(flags["thresholds"])
+    if "adaptive" in flags:
+        flags["adaptive"] = parse_adaptive(flags["adaptive"])
     for name in ("task_option", "model_option"):
         options = parse_options(f"--{name.replace('_', '-')}", given[name])
         if options is not None:

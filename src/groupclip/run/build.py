@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import math
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
+from ..adaptive import Adaptive
 from ..attaching import attach
 from ..engine import Engine
+from ..hardened import HardenedNoise
 from ..mechanism import Mechanism
 from ..partition import Partition, partition
 from ..styles import PLANNED
 from ..tasks import Task
+from ..users import PerUser
 from .config import RunConfig
 from .errors import ConfigError
 
 
 @dataclass(frozen=True, eq=False)
 class Trainer:
-    """What trains, put together and attached; ``mechanism`` is the engine's."""
+    """What trains, put together and attached; ``groups`` are of ``model``, ``mechanism`` is the engine's."""
 
     model: nn.Module
     optimizer: Optimizer
+    groups: Partition
     engine: Engine
     mechanism: Mechanism
     device: torch.device
@@ -57,10 +61,44 @@ def build(config: RunConfig, task: Task, mechanism: Mechanism | None = None) -> 
         optimizer = SGD(parameters, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
     groups = groups_of(config, task, model, optimizer)
     if mechanism is None:
-        plan = Mechanism(dataset_size=len(task.train), expected_batch_size=config.batch_size, steps=config.steps)
-        mechanism = plan.calibrate(epsilon=config.epsilon, delta=config.delta)
-    engine = attach(model, optimizer, groups, mechanism, clip=config.clip, thresholds=config.thresholds)
-    return Trainer(model, optimizer, engine, mechanism, device)
+        mechanism = plan_of(config, task).calibrate(
+            epsilon=config.epsilon, delta=config.delta, accountant=config.accountant
+        )
+    engine = attached(config, task, model, optimizer, groups, mechanism)
+    return Trainer(model, optimizer, groups, engine, mechanism, device)
+
+
+def plan_of(config: RunConfig, task: Task) -> Mechanism:
+    """The mechanism of a run, without noise yet."""
+    return Mechanism(
+        dataset_size=task.units,
+        expected_batch_size=config.batch_size,
+        steps=config.steps,
+        adjacency=config.adjacency,
+        sampling=config.sampling,
+        max_batch_size=config.max_batch_size,
+        unit=task.unit,
+    )
+
+
+def attached(
+    config: RunConfig, task: Task, model: nn.Module, optimizer: Optimizer, groups: Partition, mechanism: Mechanism
+) -> Engine:
+    """The engine of a run; ``groups``: of ``model``, which runs inside a :class:`PerUser` where users are protected."""
+    outer, prefix = (model, "") if task.unit == "sample" else (PerUser(model), "model.")
+    named = tuple((group, tuple(prefix + name for name in members)) for group, members in groups.groups)
+    methods = tuple((prefix + name, method) for name, method in groups.norm_methods)
+    thresholds = Adaptive(start=config.thresholds, **config.adaptive) if config.adaptive else config.thresholds
+    return attach(
+        outer,
+        optimizer,
+        replace(groups, groups=named, norm_methods=methods),
+        mechanism,
+        clip=config.clip,
+        thresholds=thresholds,
+        allocation=config.allocation,
+        noise=HardenedNoise() if config.hardened else None,
+    )
 
 
 def model_of(config: RunConfig, task: Task) -> nn.Module:

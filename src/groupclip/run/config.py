@@ -9,12 +9,16 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from ..allocation import ALLOCATIONS
+from ..events import ADJACENCIES, SAMPLINGS
 from ..tasks import TaskOptions
 from .errors import ConfigError
 
 OPTIMIZERS = ("adamw", "sgd")
 SCHEDULES = ("constant", "linear", "cosine")
 DEVICES = ("auto", "cpu", "cuda")
+ACCOUNTANTS = ("PLD", "RDP", "exact")
+ADAPTIVE_OPTIONS = ("quantile", "rate", "share")
 MODEL_OPTIONS = ("patch_size", "image_size", "activation")
 _LISTS = ("classes",)
 PATH_OPTIONS = ("test", "public")
@@ -29,8 +33,12 @@ class RunConfig:
     task_options, model_options: options of ``load_task`` and ``build_model`` that were given.
     clipping: style of the groups, or a mapping from parameter name or pattern to group.
     clip: the clip function. thresholds: R, or R_1..R_M, or a mapping from group to R_m.
+    adaptive: options of :class:`groupclip.Adaptive`, whose thresholds begin at ``thresholds``; none: they are fixed.
     epsilon, delta: what all steps together may spend. steps: planned optimizer steps.
-    batch_size: the EXPECTED size of a Poisson batch. microbatch: most samples held at once.
+    sampling, adjacency, max_batch_size: as for :class:`groupclip.Mechanism`. accountant: by which the noise is calibrated; None
+        for the one that needs least. allocation: how noise is shared among the groups. hardened: noise on a grid.
+    batch_size: the EXPECTED size of a batch (users count where the task says whose its records are). microbatch: most samples
+        held at once.
     lr: of the first step; schedule: how it goes on from there. momentum: of sgd.
     pretrain_steps: of public pretraining on drawn letters, before the private steps; 0 means none.
     seed: of the initial weights and of the pretraining. Noise and sampling never depend on it.
@@ -46,8 +54,15 @@ class RunConfig:
     clipping: str | Mapping[str, str]
     clip: str
     thresholds: float | list[float] | Mapping[str, float]
+    adaptive: Mapping[str, float] = field(default_factory=dict)
     epsilon: float
     delta: float
+    sampling: str = "poisson"
+    adjacency: str = "add-or-remove-one"
+    max_batch_size: int | None = None
+    accountant: str | None = None
+    allocation: str = "equal"
+    hardened: bool = False
     steps: int
     batch_size: int
     microbatch: int
@@ -135,7 +150,7 @@ def task_options(config_options: Mapping[str, Any]) -> TaskOptions:
 
 def _checked(key: str, value: Any) -> Any:
     match key:
-        case "steps" | "batch_size" | "microbatch":
+        case "steps" | "batch_size" | "microbatch" | "max_batch_size":
             return _whole(key, value, least=1)
         case "eval_every" | "pretrain_steps" | "seed":
             return _whole(key, value, least=0)
@@ -149,6 +164,18 @@ def _checked(key: str, value: Any) -> Any:
             return _real(key, value, above=0.0, below=1.0)
         case "optimizer":
             return _one_of(key, value, OPTIMIZERS)
+        case "sampling":
+            return _one_of(key, value, SAMPLINGS)
+        case "adjacency":
+            return _one_of(key, value, ADJACENCIES)
+        case "accountant":
+            return _one_of(key, value, ACCOUNTANTS)
+        case "allocation":
+            return _one_of(key, value, ALLOCATIONS)
+        case "hardened":
+            return _yes_or_no(key, value)
+        case "adaptive":
+            return {name: _real(f"{key}.{name}", v) for name, v in _known(key, value, ADAPTIVE_OPTIONS).items()}
         case "schedule":
             return _one_of(key, value, SCHEDULES)
         case "device":
@@ -174,6 +201,12 @@ def _text(key: str, value: Any) -> str:
 def _one_of(key: str, value: Any, choices: tuple[str, ...]) -> str:
     if value not in choices:
         raise ConfigError(f"{key}={value!r} is unknown; it is one of {', '.join(choices)}")
+    return value
+
+
+def _yes_or_no(key: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{key}={value!r} must be true or false")
     return value
 
 
@@ -211,12 +244,16 @@ def _thresholds(value: Any) -> float | list[float] | dict[str, float]:
 
 
 def _options(key: str, value: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    return {n: _option(f"{key}.{n}", n, v) for n, v in _known(key, value, names).items() if v is not None}
+
+
+def _known(key: str, value: Any, names: tuple[str, ...]) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise ConfigError(f"{key}={value!r} must be a mapping from option to value")
     for name in value:
         if name not in names:
             raise ConfigError(f"{key} has no option '{name}'; its options are {', '.join(names)}")
-    return {name: _option(f"{key}.{name}", name, v) for name, v in value.items() if v is not None}
+    return value
 
 
 def _option(key: str, name: str, value: Any) -> Any:

@@ -7,10 +7,8 @@ import time
 from dataclasses import replace
 from typing import Any
 
-import torch.nn.functional as F
-
 from ..errors import GroupClipError
-from ..sampling import LogicalBatch, poisson_batches
+from ..sampling import LogicalBatch, LogicalBatches, logical_batches
 from ..tasks import Task
 from . import checkpoint
 from .build import Trainer, learning_rate
@@ -21,6 +19,7 @@ from .evaluate import Evaluation, evaluate
 from .files import PUBLIC, Lines, said_plainly
 from .folder import RunFolder
 from .journal import Journal
+from .losses import unit_losses
 from .metrics import EpsilonCurve, noisy_norms, row_text
 from .observer import Observer
 
@@ -59,9 +58,7 @@ class Loop:
         with said_plainly("opening the run's files", going_on):
             journal = Journal(self.folder.journal, self.ledger.steps)
             metrics = Lines(self.folder.metrics, mode=PUBLIC, durable=False)
-        batches = poisson_batches(
-            self.task.train, self.trainer.mechanism, self.config.microbatch, start=self.ledger.steps
-        )
+        batches = self._batches()
         try:
             for batch in batches:
                 with said_plainly("charging a step", going_on):
@@ -89,6 +86,17 @@ class Loop:
             journal.close()
             metrics.close()
 
+    def _batches(self) -> LogicalBatches:
+        """Of the steps that are left. Truncated ones are filled up to one size, which is what they are planned for."""
+        mechanism = self.trainer.mechanism
+        padded = mechanism.max_batch_size is not None and mechanism.unit == "sample"
+        microbatch = self.config.microbatch
+        if padded:
+            microbatch = min(microbatch, mechanism.max_batch_size or microbatch)
+        return logical_batches(
+            self.task.train, mechanism, microbatch, users=self.task.owners, padded=padded, start=self.ledger.steps
+        )
+
     def save(self) -> None:
         """Write a checkpoint of the steps taken so far. RunFailed if the disk doesn't take it."""
         with said_plainly("writing the checkpoint", f"go on with: {self.folder.resume_command()}"):
@@ -111,9 +119,8 @@ class Loop:
         self.evaluation = None
         for group in trainer.optimizer.param_groups:
             group["lr"] = learning_rate(self.config, step)
-        for inputs, labels in batch:
-            logits = trainer.model(inputs.to(trainer.device))
-            trainer.engine.backward(F.cross_entropy(logits, labels.to(trainer.device), reduction="none"))
+        for piece in batch:
+            trainer.engine.backward(unit_losses(trainer, piece))
         self._updating = True
         trainer.optimizer.step()
         self._updating = False

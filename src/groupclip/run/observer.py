@@ -12,13 +12,14 @@ from .config import RunConfig
 
 @dataclass(frozen=True)
 class Beginning:
-    """What is known before the first step of a process. ``done``: steps charged before it."""
+    """What is known before the first step of a process. ``done``: steps charged before it. ``unit``: of privacy."""
 
     config: RunConfig
     partition: Partition
     noise_multiplier: float
     done: int
     lost: int
+    unit: str = "sample"
 
 
 class Observer(Protocol):

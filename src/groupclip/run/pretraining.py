@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from torch import nn
 
-from ..attaching import attach
 from ..models import pretrain_on_letters
 from ..models.cnn import SmallCNN
 from ..models.vit import VisionTransformer
 from ..tasks import Task
-from .build import Trainer
+from .build import Trainer, attached
 from .config import RunConfig
 from .errors import ConfigError
 
@@ -36,12 +36,5 @@ def pretrained(
     facts = pretrain_on_letters(
         trainer.model, task.input_shape, steps=config.pretrain_steps, seed=config.seed, on_step=on_step
     )
-    engine = attach(
-        trainer.model,
-        trainer.optimizer,
-        trainer.engine.partition,
-        trainer.mechanism,
-        clip=config.clip,
-        thresholds=config.thresholds,
-    )
-    return Trainer(trainer.model, trainer.optimizer, engine, trainer.mechanism, trainer.device), facts
+    engine = attached(config, task, trainer.model, trainer.optimizer, trainer.groups, trainer.mechanism)
+    return replace(trainer, engine=engine), facts

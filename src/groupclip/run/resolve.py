@@ -16,7 +16,7 @@ from .recipes import EVALUATIONS, recipe
 def resolve(request: Mapping[str, Any], task: Task) -> RunConfig:
     """Fill what ``request`` (see ``checked_request``) leaves open, by the task's advised.
 
-    The only fact of the records that is used is their number, which is public.
+    The only fact of the records that is used is their number (or that of their owners), which is public.
 
     Raises:
         ConfigError: no epsilon, or an expected batch larger than the data set.
@@ -24,10 +24,11 @@ def resolve(request: Mapping[str, Any], task: Task) -> RunConfig:
     if "epsilon" not in request:
         raise ConfigError("no epsilon is given: say how much privacy the run may spend, e.g. --epsilon 3")
     advised = recipe(task.name, task.kind, request.get("model"))
-    size = len(task.train)
-    batch = request.get("batch_size", min(advised.batch_size, max(1, size // 2)))
+    size, many = task.units, "training samples" if task.unit == "sample" else "users"
+    usual = size if request.get("sampling") == "full-batch" else min(advised.batch_size, max(1, size // 2))
+    batch = request.get("batch_size", usual)
     if batch > size:
-        raise ConfigError(f"batch_size={batch} is larger than the {size} training samples; use at most that many")
+        raise ConfigError(f"batch_size={batch} is larger than the {size} {many}; use at most that many")
     steps = request["steps"] if "steps" in request else steps_of(request.get("epochs", advised.epochs), size, batch)
     defaults = {
         "model": advised.model,

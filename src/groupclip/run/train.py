@@ -101,9 +101,10 @@ def resume(
         task = _load(saved.config)
         config = RunConfig(**saved.config)
         mechanism = Mechanism.from_dict(saved.engine["ledger"]["mechanism"])
-        if len(task.train) != mechanism.dataset_size:
+        if task.units != mechanism.dataset_size:
+            many = "training samples" if task.unit == "sample" else "users"
             raise ConfigError(
-                f"the task has {len(task.train)} training samples now, it had {mechanism.dataset_size} when the run began: "
+                f"the task has {task.units} {many} now, it had {mechanism.dataset_size} when the run began: "
                 "the run can only go on with the same data; put them back, or start another run"
             )
         trainer = build(config, task, mechanism)
@@ -142,7 +143,9 @@ class Run:
                 self._pretrain(watcher)
             lost = sum(last - first + 1 for first, last in self.loop.progress.lost)
             sigma = self.trainer.noise_multiplier
-            watcher.begin(Beginning(self.config, self.trainer.engine.partition, sigma, self.loop.ledger.steps, lost))
+            watcher.begin(
+                Beginning(self.config, self.trainer.groups, sigma, self.loop.ledger.steps, lost, self.task.unit)
+            )
             self.loop.run(watcher)
             evaluation = self._final_evaluation()
             self.loop.save()

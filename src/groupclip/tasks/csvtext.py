@@ -6,6 +6,7 @@ goes into a task's description, so no line number or text reaches a release.
 
 import csv
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch.utils.data import TensorDataset
@@ -14,19 +15,27 @@ from .spec import Task, TaskOptions
 from .split import SPLIT_RULE, held_out
 from .tokenizer import HashTokenizer
 
-Rows = list[tuple[str, str]]  # (text, label)
+
+class Row(NamedTuple):
+    text: str
+    label: str
+    user: str  # "" where no column says
+
+
+Rows = list[Row]
 
 
 def load_csv(path: Path, options: TaskOptions) -> Task:
     """Load labelled texts as int64 token ids ``[T]``, hashed (:mod:`groupclip.tasks.tokenizer`).
 
-    Without ``options.test``, one row in five is held out by a hash of its text, so equal texts stay together.
+    Without ``options.test``, one row in five is held out by a hash of its text, so equal texts stay together; with
+    ``options.user_column`` one user in five, with all rows.
     Without ``options.classes``, the distinct labels in the files, sorted, are the classes, taken as public.
 
     Raises:
         FileNotFoundError: no such file.
         ValueError: not UTF-8, no header, an unknown column, an empty label, no rows, fewer than two classes,
-            a label outside ``options.classes``.
+            an empty user, a label outside ``options.classes``.
     """
     defaults = HashTokenizer()
     tokenizer = HashTokenizer(
@@ -35,32 +44,40 @@ def load_csv(path: Path, options: TaskOptions) -> Task:
     )
     text_column = options.text_column or "text"
     label_column = options.label_column or "label"
-    rows = _read(path, text_column, label_column)
+    user_column = options.user_column
+    rows = _read(path, text_column, label_column, user_column)
     if options.test is None:
-        train = [row for row in rows if not held_out(row[0])]
-        test = [row for row in rows if held_out(row[0])]
+        keys = [row.text if user_column is None else row.user for row in rows]
+        train = [row for row, key in zip(rows, keys, strict=True) if not held_out(key)]
+        test = [row for row, key in zip(rows, keys, strict=True) if held_out(key)]
         if not train or not test:
-            raise ValueError(f"{path} has {len(rows)} row(s), too few to hold out one in five; set option test")
+            kind = "row(s)" if user_column is None else "user(s)"
+            raise ValueError(f"{path} has {len(set(keys))} {kind}, too few to hold out one in five; set option test")
     else:
         train, test = rows, _read(Path(options.test), text_column, label_column)
     public = None if options.public is None else _read(Path(options.public), text_column, label_column)
 
-    classes = options.classes or tuple(sorted({label for _, label in train + test}))
+    classes = options.classes or tuple(sorted({row.label for row in train + test}))
     if len(classes) < 2:
         raise ValueError(f"{path}: column '{label_column}' has one label, {list(classes)}; two are the least")
     number = {label: place for place, label in enumerate(classes)}
-    for _, label in train + test + (public or []):
-        if label not in number:
-            raise ValueError(f"label {label!r} is none of the classes {list(classes)}; list it in option classes")
+    for row in train + test + (public or []):
+        if row.label not in number:
+            raise ValueError(f"label {row.label!r} is none of the classes {list(classes)}; list it in option classes")
 
     def records(part: Rows) -> TensorDataset:
-        ids = tokenizer.encode([text for text, _ in part])
-        return TensorDataset(ids, torch.tensor([number[label] for _, label in part]))
+        ids = tokenizer.encode([row.text for row in part])
+        return TensorDataset(ids, torch.tensor([number[row.label] for row in part]))
+
+    # where users are protected, how many rows they have is theirs
+    owners = None if user_column is None else tuple(row.user for row in train)
+    size = {"train_size": len(train)} if owners is None else {"train_users": len(set(owners))}
 
     return Task(
         name="csv",
         kind="text",
         train=records(train),
+        owners=owners,
         test=records(test),
         public=None if public is None else records(public),
         input_shape=(tokenizer.max_length,),
@@ -68,19 +85,24 @@ def load_csv(path: Path, options: TaskOptions) -> Task:
         vocabulary=tokenizer.vocabulary,
         description={
             "name": "csv",
-            "train_size": len(train),
+            **size,
             "test_size": len(test),
             "source": "local text file",
             "licence": "not known",
             "preprocessing": f"lower-cased words hashed into {tokenizer.vocabulary - 1} buckets, the first "
             f"{tokenizer.max_length} kept, fixed beforehand",
-            "split": SPLIT_RULE if options.test is None else "a test file was given",
+            "split": (
+                "a test file was given" if options.test is not None else SPLIT_RULE if owners is None else _USER_RULE
+            ),
             "label_set": "given" if options.classes else "the labels that occur, taken as public",
         },
     )
 
 
-def _read(path: Path, text_column: str, label_column: str) -> Rows:
+_USER_RULE = "one user in five, with all records, by a hash of the user's name with a fixed public salt"
+
+
+def _read(path: Path, text_column: str, label_column: str, user_column: str | None = None) -> Rows:
     if not path.is_file():
         raise FileNotFoundError(
             f"task 'csv': there is no file {path}. It should be a CSV file with a header that names "
@@ -95,6 +117,7 @@ def _read(path: Path, text_column: str, label_column: str) -> Rows:
             if header is None:
                 raise ValueError(f"{path} is empty; its first line should name the columns")
             text_at, label_at = (_column(path, header, name) for name in (text_column, label_column))
+            user_at = None if user_column is None else _column(path, header, user_column)
             for row in reader:
                 if not row:
                     continue  # a blank line, as at the end of many files
@@ -105,7 +128,10 @@ def _read(path: Path, text_column: str, label_column: str) -> Rows:
                     )
                 if not row[label_at].strip():
                     raise ValueError(f"{path}, line {reader.line_num}: no label; add it or take the row out")
-                rows.append((row[text_at], row[label_at].strip()))
+                user = "" if user_at is None else row[user_at].strip()
+                if user_at is not None and not user:
+                    raise ValueError(f"{path}, line {reader.line_num}: no user; add it or take the row out")
+                rows.append(Row(row[text_at], row[label_at].strip(), user))
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 ({error.reason}); save it as UTF-8") from error
     except csv.Error as error:
@@ -120,6 +146,6 @@ def _column(path: Path, header: list[str], name: str) -> int:
         found = "no" if name not in header else "more than one"
         raise ValueError(
             f"{path} has {found} column '{name}'; its columns are {header}. "
-            "Set text_column and label_column"
+            "Set text_column, label_column and, if users are protected, user_column"
         )
     return header.index(name)

@@ -18,6 +18,7 @@ class TaskOptions:
 
     image_size: side in pixels that images are resized to (imagefolder; default 32).
     text_column, label_column: names in the CSV header (default ``text`` and ``label``).
+    user_column: name of the one that says whose a row is; then users are protected, and not single rows.
     max_length: tokens kept of a text (default 64). vocabulary: hash buckets, padding included (default 8192).
     classes: the label set, in order. Without it the labels found in the data are taken as public.
     test: path of a test set. public: path of data that needs no protection, for monitoring.
@@ -26,6 +27,7 @@ class TaskOptions:
     image_size: int | None = None
     text_column: str | None = None
     label_column: str | None = None
+    user_column: str | None = None
     max_length: int | None = None
     vocabulary: int | None = None
     classes: tuple[str, ...] | None = None
@@ -62,7 +64,8 @@ class Task:
     """Labelled records and the public facts about them.
 
     name: the word that ``load_task`` was given, without the path.
-    train: the private records. test: held-out records, NOT covered by the privacy guarantee.
+    train: the private records. owners: whose each of them is, where users are to be protected; else None.
+    test: held-out records, NOT covered by the privacy guarantee.
     public: records that need no protection at all (fit for a live loss curve), or None.
     input_shape: of one input, (C, H, W) for images or (T,) for token ids.
     vocabulary: number of token ids (0 is padding) for text, else None.
@@ -72,6 +75,7 @@ class Task:
     name: str
     kind: Literal["image", "text"]
     train: Records
+    owners: tuple[str, ...] | None = None
     test: Records
     public: Records | None
     input_shape: tuple[int, ...]
@@ -82,3 +86,13 @@ class Task:
     @property
     def num_classes(self) -> int:
         return len(self.classes)
+
+    @property
+    def unit(self) -> str:
+        """Whom a run on the task protects: "sample" or "user"."""
+        return "sample" if self.owners is None else "user"
+
+    @property
+    def units(self) -> int:
+        """How many of them there are; public."""
+        return len(self.train) if self.owners is None else len(set(self.owners))
