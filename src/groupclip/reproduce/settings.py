@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -75,12 +76,15 @@ class TrainSettings:
         assert self.epochs is not None
         return max(1, round(self.epochs * records / self.batch_size))
 
+    def plan(self, records: int) -> Mechanism:
+        """The plan on ``records`` records, without its noise. ValueError for a batch larger than the data."""
+        return Mechanism(dataset_size=records, expected_batch_size=self.batch_size, steps=self.steps_on(records))
+
     def mechanism(self, records: int) -> Mechanism:
-        """The plan on ``records`` records, calibrated. ValueError without privacy, and for a batch larger than the data."""
+        """The plan, calibrated. ValueError without privacy."""
         if self.epsilon is None:
             raise ValueError("epsilon=None trains without privacy: there is no mechanism")
-        plan = Mechanism(dataset_size=records, expected_batch_size=self.batch_size, steps=self.steps_on(records))
-        return plan.calibrate(epsilon=self.epsilon, delta=self.delta)
+        return self.plan(records).calibrate(epsilon=self.epsilon, delta=self.delta)
 
     def learning_rate(self, step: int, steps: int) -> float:
         """Of step 1..steps."""
@@ -103,3 +107,9 @@ class TrainSettings:
         adaptive = facts.get("thresholds")
         given = dict(facts) if not isinstance(adaptive, Mapping) else {**facts, "thresholds": Adaptive(**adaptive)}
         return cls(**given)
+
+
+@functools.cache
+def _calibrated(plan: Mechanism, epsilon: float, delta: float) -> Mechanism:
+    """Cells of one table share their plans, and calibration takes as long as the training of a tiny cell."""
+    return plan.calibrate(epsilon=epsilon, delta=delta)
