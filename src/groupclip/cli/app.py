@@ -14,6 +14,7 @@ from .calibrate import calibrate
 from .check import check
 from .epsilon import epsilon
 from .memory import plan
+from .reproduce import reproduce
 from .train import train
 
 WRONG_ARGUMENT, FAILED, INTERRUPTED = 2, 1, 130
@@ -33,7 +34,7 @@ def app() -> None:
     """
 
 
-for command in (train, check, audit, calibrate, epsilon, plan, bound):
+for command in (train, check, audit, calibrate, epsilon, plan, bound, reproduce):
     app.add_command(command)
 
 

@@ -74,9 +74,17 @@ class Cell:
 
 @cache
 def calibrated(data: str, epsilon: float, epochs: int) -> Mechanism:
-    """The plan of a data set of the paper, at its batch size."""
+    """The plan of a data set of the paper, at its batch size and of its real size, with its noise."""
+    return plan(data, epsilon, epochs).mechanism(printed_settings().of(data).records)
+
+
+def plan(data: str, epsilon: float, epochs: int) -> TrainSettings:
+    """What of the settings a budget depends on: delta, batch size and epochs."""
     printed = printed_settings().of(data)
-    settings = TrainSettings(
-        epsilon=epsilon, delta=default_delta(printed.records), batch_size=printed.batch_size, lr=1.0, epochs=epochs
+    return TrainSettings(
+        epsilon=epsilon,
+        delta=default_delta(printed.records),
+        batch_size=printed.batch_size,
+        lr=printed.learning_rate,
+        epochs=epochs,
     )
-    return settings.mechanism(printed.records)

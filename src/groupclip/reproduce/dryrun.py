@@ -38,30 +38,34 @@ class DryRun:
 
 
 def dry_runs(cells: Sequence[Cell], build: Build, *, samples: int = 3) -> Iterator[DryRun]:
-    """Every cell: build, collate, one forward and backward pass with clipped gradients, calibrate.
+    """Every cell: build, collate, one forward and backward pass with clipped gradients, partition, calibrate.
 
     Raises:
         RuntimeError: a pass that leaves a trainable parameter without a gradient, or losses that aren't one per sample.
     """
-    order = sorted(cells, key=lambda c: (c.data, c.model, c.clipping, c.clip, c.thresholds))
+    order = sorted(cells, key=lambda c: (c.data, c.model, c.clipping == PLAIN))
     for (data, model), of_one in itertools.groupby(order, key=lambda c: (c.data, c.model)):
         workload = build(data, model, StandIn())
         batch = workload.collate([workload.train[i] for i in range(samples)])
-        seen: dict[tuple[str, str], Partition | None] = {}
+        # the rules that clip, and where samples lie, don't depend on the groups: one pass shows that both are known
+        passed: set[bool] = set()
+        groups: dict[str, Partition | None] = {PLAIN: None}
         for cell in of_one:
-            way = (cell.clipping, cell.clip)
-            if way not in seen:
-                seen[way] = _pass(workload, batch, cell, samples)
+            if cell.clipping not in groups:
+                groups[cell.clipping] = partition(workload.model, cell.clipping)
+            found, private = groups[cell.clipping], cell.clipping != PLAIN
+            if private not in passed:
+                _pass(workload, batch, cell, found, samples)
+                passed.add(private)
             yield DryRun(
-                cell=cell, groups=seen[way], mechanism=cell.mechanism(), samples=samples,
+                cell=cell, groups=found, mechanism=cell.mechanism(), samples=samples,
                 parameters=sum(p.numel() for p in workload.model.parameters() if p.requires_grad),
             )  # fmt: skip
 
 
-def _pass(workload: Workload, batch: object, cell: Cell, samples: int) -> Partition | None:
+def _pass(workload: Workload, batch: object, cell: Cell, groups: Partition | None, samples: int) -> None:
     """One pass over the stand-in with the cell's way of clipping, and none of its noise."""
     model = workload.model.train()
-    groups = None if cell.clipping == PLAIN else partition(model, cell.clipping)
     engine = None if groups is None else attach(model, None, groups, None, clip=cell.clip)
     try:
         losses = workload.losses(model, batch)
@@ -75,4 +79,3 @@ def _pass(workload: Workload, batch: object, cell: Cell, samples: int) -> Partit
         if engine is not None:
             engine.detach()
         model.zero_grad()
-    return groups

@@ -1,0 +1,51 @@
+"""Progress of a suite of runs, as lines on standard error."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import click
+
+from ..reproduce.results import Result
+from ..reproduce.runner import Job, Stopped
+from .signals import StopOnSignal
+
+
+class Lines:
+    """One line when a run begins and one when it ends; on a terminal the step as well."""
+
+    def __init__(self, signals: StopOnSignal, *, quiet: bool) -> None:
+        self._signals, self._quiet = signals, quiet
+        self._live = not quiet and sys.stderr.isatty()
+        self._began = 0.0
+
+    def skipped(self, job: Job, result: Result) -> None:
+        self._say(f"done before: {job.title}: {scores(result)}")
+
+    def begin(self, job: Job, number: int, jobs: int) -> None:
+        self._stop_if_asked()
+        self._began = time.monotonic()
+        self._say(f"run {number} of {jobs}: {job.title}")
+
+    def step(self, step: int, steps: int) -> None:
+        self._stop_if_asked()
+        if self._live:
+            left = (time.monotonic() - self._began) / step * (steps - step)
+            click.echo(f"\r  step {step} of {steps}, about {left:,.0f} s left   ", nl=step == steps, err=True)
+
+    def done(self, job: Job, result: Result) -> None:
+        self._say(f"  {scores(result)} in {result.seconds:,.0f} s")
+
+    def _stop_if_asked(self) -> None:
+        if self._signals.received is not None:
+            raise Stopped
+
+    def _say(self, line: str) -> None:
+        if not self._quiet:
+            click.echo(line, err=True)
+
+
+def scores(result: Result) -> str:
+    """The scores of a result, as a person reads them."""
+    return ", ".join(f"{name} {value:.4g}" for name, value in result.metrics.items())

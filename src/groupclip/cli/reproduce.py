@@ -1,0 +1,249 @@
+"""``groupclip reproduce``: every table and figure of the paper, at full scale or small."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .arguments import arguments_at_fault, print_json
+from .cells import Lines
+from .signals import StopOnSignal
+
+if TYPE_CHECKING:
+    from ..reproduce.catalogue import Table
+    from ..reproduce.cells import Cell
+    from ..reproduce.runner import Job
+
+FIELDS = ("model", "data", "epsilon", "clipping", "clip", "thresholds", "epochs", "seed")
+
+
+class Experiments(click.Group):
+    """Tables and figures are commands; they are read from the catalogue when one is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        from ..reproduce.catalogue import ORDER
+
+        return [*super().list_commands(ctx), *ORDER]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        from ..reproduce.catalogue import ORDER, catalogue
+
+        if cmd_name not in ORDER:
+            return super().get_command(ctx, cmd_name)
+        with arguments_at_fault():
+            return _experiment(catalogue()[cmd_name])
+
+
+@click.group(cls=Experiments, invoke_without_command=True, context_settings={"max_content_width": 110})
+@click.option("--list", "as_list", is_flag=True, help="Every row and figure of the paper, with its command.")
+@click.option("--json", "as_json", is_flag=True, help="With --list: as one JSON object.")
+@click.pass_context
+def reproduce(context: click.Context, as_list: bool, as_json: bool) -> None:
+    """The paper's tables and figures: one command each, with the paper's settings.
+
+    \b
+    Examples:
+      groupclip reproduce --list
+      groupclip reproduce vision --model vit-small --data cifar10 --epsilon 2 --clipping uniform:4 --out results
+      groupclip reproduce vision --scale small --out results
+      groupclip reproduce roberta --dry-run
+      groupclip reproduce tables --results results
+    """
+    if context.invoked_subcommand is None:
+        if not as_list:
+            click.echo(context.get_help())
+        elif as_json:
+            from ..reproduce.listing import facts
+
+            print_json(facts())
+        else:
+            from ..reproduce.listing import text
+
+            click.echo(text())
+
+
+@reproduce.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def sigma(as_json: bool) -> None:
+    """The noise multiplier of every column of the paper's settings table, and of its other budgets. About a minute.
+
+    \b
+    Example:
+      groupclip reproduce sigma
+    """
+    from ..reproduce.sigma import budgets
+
+    rows = []
+    if not as_json:
+        click.echo(
+            f"{'data':>9} {'epsilon':>8} {'delta':>9} {'epochs':>7} {'batch':>6} {'steps':>6} {'sigma':>8} {'by RDP':>8}"
+        )
+    for b in budgets():
+        m = b.mechanism
+        row = {
+            "data": b.data, "epsilon": b.epsilon, "delta": b.delta, "epochs": b.epochs, "batch_size": m.expected_batch_size,
+            "records": m.dataset_size, "steps": m.steps, "noise_multiplier": m.noise_multiplier, "by_rdp": b.rdp_sigma,
+        }  # fmt: skip
+        rows.append(row)
+        if not as_json:
+            click.echo(
+                f"{b.data:>9} {b.epsilon:>8g} {b.delta:>9.3g} {b.epochs:>7} {m.expected_batch_size:>6} {m.steps:>6} "
+                f"{m.noise_multiplier:>8.4f} {b.rdp_sigma:>8.4f}"
+            )
+    if as_json:
+        print_json({"budgets": rows})
+    else:
+        click.echo(
+            "\nsigma: of the smaller of two accountants, RDP and PLD. by RDP: what the paper's accountant alone asks for."
+        )
+
+
+@reproduce.command()
+@click.option("--results", type=click.Path(path_type=Path, exists=True), required=True, help="Folder given as --out.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Folder for tables (.md) and plots (.svg). Default: --results."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the names of the files as one JSON object.")
+def tables(results: Path, out: Path | None, as_json: bool) -> None:
+    """Tables and plots of what has been run, next to the paper's numbers.
+
+    \b
+    Example:
+      groupclip reproduce tables --results results
+    """
+    from ..reproduce.pages import write_pages
+
+    with arguments_at_fault():
+        files = write_pages(results, results if out is None else out)
+    if as_json:
+        print_json({"files": [str(f) for f in files]})
+    else:
+        for file in files:
+            click.echo(str(file))
+
+
+OPTIONS = (
+    click.option("--model", help="Those alone; several with commas between them. So the next ones."),
+    click.option("--data"),
+    click.option("--epsilon", help="E.g. 2,8; none: without privacy."),
+    click.option("--clipping", help="E.g. uniform:4; none: without privacy."),
+    click.option("--clip", help="Clip function: automatic or abadi."),
+    click.option("--thresholds", help="fixed or adaptive."),
+    click.option("--epochs"),
+    click.option("--seed", help="Of new heads and of batches without privacy, never of noise. Default: 0."),
+    click.option("--scale", type=click.Choice(["full", "small"]), default="full", show_default=True,
+                 help="small: its twin on small real data, which runs on two cores."),
+    click.option("--dry-run", is_flag=True, help="Build everything from tiny stand-ins, offline; train nothing."),
+    click.option("--out", type=click.Path(path_type=Path), default=Path("results"), show_default=True,
+                 help="Folder of results. What is in it isn't run again."),
+    click.option("--data-folder", type=click.Path(path_type=Path, exists=True),
+                 help="Local copies of data and weights, instead of the Hugging Face hub."),
+    click.option("--subset", is_flag=True, help="The local data may be a part of the published data."),
+    click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda."),
+    click.option("--json", "as_json", is_flag=True, help="Print one JSON object when done, and nothing else."),
+    click.option("--quiet", is_flag=True, help="No progress."),
+)  # fmt: skip
+
+
+def _experiment(table: Table) -> click.Command:
+    def callback(**given: Any) -> None:
+        with arguments_at_fault():
+            _run(table, **given)
+
+    command: Callable[..., Any] = callback
+    for option in reversed(OPTIONS):
+        command = option(command)
+    example = next((table.command(row) for row in table.rows if row.clipping), "")
+    more = "\n".join(f"  {line}" for line in (example and f"{example} --dry-run", *table.commands) if line)
+    text = f"{table.title} ({table.label}).\n\n\b\nExamples:\n{more}"
+    return click.command(name=table.name, help=text, short_help=f"{table.label}: {table.title}")(command)
+
+
+def _run(table: Table, *, scale: str, dry_run: bool, out: Path, as_json: bool, quiet: bool, **given: Any) -> None:
+    from ..reproduce.selection import chosen, split
+
+    wanted = {field: split(given[field]) for field in FIELDS if given[field] is not None}
+    seeds = [int(seed) for seed in wanted.pop("seed", ["0"])] if scale == "full" else []
+    device = _device(given["device"])
+    if scale == "small":
+        from ..reproduce.scaled.choice import small_jobs
+
+        jobs = small_jobs(table.name, wanted, given["data_folder"], out)
+        if dry_run:
+            raise ValueError("--dry-run is for the full scale; the small one is run by its own tests")
+    elif not table.rows:
+        raise ValueError(f"{table.name} trains nothing; its commands: {'; '.join(table.commands)}")
+    elif dry_run:
+        return _dry(chosen(table, wanted, seeds), as_json)
+    else:
+        jobs = _full_jobs(chosen(table, wanted, seeds), given["data_folder"], given["subset"])
+    return _train(table, jobs, out, device, as_json, quiet)
+
+
+def _full_jobs(cells: Sequence[Cell], folder: Path | None, subset: bool) -> list[Job]:
+    from ..reproduce.build import build
+    from ..reproduce.runner import paper_jobs
+    from ..reproduce.source import Hub, Local
+
+    if subset and folder is None:
+        raise ValueError("--subset is about local data: give --data-folder")
+    source = Hub() if folder is None else Local(folder=folder, subset=subset)
+    return paper_jobs(cells, lambda data, model, where: build(data, model, source=where), source)
+
+
+def _train(table: Table, jobs: Sequence[Job], out: Path, device: str, as_json: bool, quiet: bool) -> None:
+    from dataclasses import asdict
+
+    from ..reproduce.runner import Stopped, run_jobs
+
+    signals = StopOnSignal()
+    lines = Lines(signals, quiet=quiet or as_json)
+    try:
+        with signals:
+            results = run_jobs(jobs, out, lines, device=device)
+    except Stopped:
+        click.echo(f"groupclip: stopped; finished runs are in {out}, and the same command goes on after them", err=True)
+        raise click.exceptions.Exit(signals.exit_code) from None
+    if as_json:
+        print_json({"results": [asdict(result) for result in results]})
+    else:
+        click.echo(f"{len(results)} runs of {table.name} in {out}; next: groupclip reproduce tables --results {out}")
+
+
+def _dry(cells: Sequence[Cell], as_json: bool) -> None:
+    from ..reproduce.build import build
+    from ..reproduce.dryrun import dry_runs
+
+    rows = []
+    for found in dry_runs(cells, lambda data, model, where: build(data, model, source=where)):
+        plan, groups = found.mechanism, found.groups
+        row = {
+            **found.cell.key(), "groups": 0 if groups is None else len(groups),
+            "steps": None if plan is None else plan.steps, "sample_rate": None if plan is None else plan.sample_rate,
+            "noise_multiplier": None if plan is None else plan.noise_multiplier,
+        }  # fmt: skip
+        rows.append(row)
+        if not as_json:
+            noise = (
+                "" if plan is None else f": M={row['groups']}, {plan.steps} steps, sigma {plan.noise_multiplier:.4f}"
+            )
+            click.echo(f"{found.cell}{noise}")
+    if as_json:
+        print_json({"dry_runs": rows})
+    else:
+        click.echo(
+            f"{len(rows)} runs: model, data, groups and noise are there. Stand-ins were used; nothing was trained."
+        )
+
+
+def _device(name: str) -> str:
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda, but torch sees no CUDA device here; use --device cpu")
+    return name

@@ -1,0 +1,34 @@
+"""Which cells of the scaled experiments are meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..runner import Job, scaled_jobs
+from ..selection import Wanted, matches
+from . import experiments
+
+
+def small_jobs(twin: str, wanted: Wanted, data: Path | None, out: Path) -> list[Job]:
+    """The cells of every scaled experiment that is a twin of the table or figure ``twin``.
+
+    Args:
+        data: folder of small real data. out: folder of results; what is made once (pretrained weights) lies in out/made.
+
+    Raises:
+        ValueError: no such experiment, none of its cells wanted, or no data.
+    """
+    known = experiments()
+    mine = [experiment for experiment in known if experiment.twin == twin]
+    if not mine:
+        twins = ", ".join(sorted({experiment.twin for experiment in known})) or "none yet"
+        raise ValueError(f"{twin} has no small twin; those with one: {twins}")
+    if data is None:
+        raise ValueError("--scale small needs --data-folder, the folder of the small data sets (docs/reproduction.md)")
+    jobs: list[Job] = []
+    for experiment in mine:
+        cells = [cell for cell in experiment.cells(data, out / "made") if matches(cell.cell, wanted)]
+        jobs += scaled_jobs(experiment.name, cells)
+    if not jobs:
+        raise ValueError(f"no run of {', '.join(e.name for e in mine)} has these options")
+    return jobs
