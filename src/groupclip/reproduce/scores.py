@@ -8,8 +8,7 @@ The challenge's script (e2e-metrics) scores in two ways, and so does this file:
   here it is mteval's again, which differs in contractions ("isn't"). ROUGE-L takes the largest precision and the largest
   recall over the references, beta = 1.2 (longest common subsequences by rouge-score). CIDEr is CIDEr-D times 10.
 
-METEOR is the one that isn't comparable with published E2E numbers: NLTK implements the METEOR of 2005-2007 (exact words,
-stems, WordNet synonyms; alpha 0.9, beta 3, gamma 0.5), the challenge uses the Java program METEOR 1.5 with its paraphrase tables.
+METEOR is the challenge's own program, version 1.5: see :mod:`groupclip.reproduce.meteor`.
 """
 
 from __future__ import annotations
@@ -18,13 +17,10 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
+from .meteor import corpus_meteor, program
 from .source import INSTALL, MissingSource, needed
 
 METRICS = ("bleu", "nist", "meteor", "rouge_l", "cider")
-WORDNET = (
-    "python -m nltk.downloader wordnet (NLTK_DATA says where to; then copy that folder to a machine without internet)"
-)
-
 Tokens = list[str]
 References = Sequence[Sequence[Tokens]]
 
@@ -53,14 +49,7 @@ def _requirements(metric: str) -> None:
     if metric == "rouge_l":
         needed("rouge_score", "the metric rouge_l", INSTALL)
     if metric == "meteor":
-        data = needed("nltk.data", "the metric meteor", INSTALL)
-        for place in ("corpora/wordnet", "corpora/wordnet.zip"):
-            try:
-                data.find(place)
-                return
-            except LookupError:
-                continue
-        raise MissingSource(f"the metric meteor needs WordNet, which NLTK doesn't ship; run: {WORDNET}")
+        program()
 
 
 def score(
@@ -75,7 +64,7 @@ def score(
 
     Raises:
         ValueError: no output, different numbers, an input without reference, an unknown metric.
-        MissingSource: a package or WordNet isn't here.
+        MissingSource: a package or Java isn't here.
     """
     if not outputs or len(outputs) != len(references):
         raise ValueError(f"{len(outputs)} outputs for {len(references)} sets of references; one each, and at least one")
@@ -87,7 +76,9 @@ def score(
     compute = {
         "bleu": lambda: bleu(outputs, references),
         "nist": lambda: nist(made, right),
-        "meteor": lambda: meteor(words, right_words),
+        "meteor": lambda: corpus_meteor(
+            [" ".join(t) for t in words], [[" ".join(t) for t in texts] for texts in right_words]
+        ),
         "rouge_l": lambda: 100 * rouge_l(words, right_words),
         "cider": lambda: cider(words, right_words),
     }
@@ -145,13 +136,6 @@ def nist(outputs: Sequence[Tokens], references: References, most: int = 5) -> fl
         return 0.0
     beta = math.log(0.5) / math.log(1.5) ** 2
     return total * math.exp(beta * math.log(min(1.0, length / expected)) ** 2)
-
-
-def meteor(outputs: Sequence[Tokens], references: References) -> float:
-    """Mean over outputs of NLTK's METEOR against the best reference (Banerjee and Lavie 2005)."""
-    library = needed("nltk.translate.meteor_score", "the metric meteor", INSTALL)
-    each = [library.meteor_score(list(texts), out) for out, texts in zip(outputs, references, strict=True)]
-    return sum(each) / len(each)
 
 
 def rouge_l(outputs: Sequence[Tokens], references: References, beta: float = 1.2) -> float:
