@@ -63,7 +63,7 @@ def accuracy_and_epsilon(accuracy: Curve, epsilon: Curve, planned_epsilon: float
         if epsilon:
             right.plot(*zip(*epsilon, strict=True), color=_RED)
         right.set(title="Epsilon spent", xlabel="step", ylim=(0, planned_epsilon * 1.1))
-        return _svg(figure)
+        return svg(figure)
 
 
 def noisy_norms(curves: Mapping[str, Curve], noise: Mapping[str, float]) -> str:
@@ -84,7 +84,7 @@ def noisy_norms(curves: Mapping[str, Curve], noise: Mapping[str, float]) -> str:
         axes.set_ylim(bottom=0)
         if any(curves.values()):
             axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
-        return _svg(figure)
+        return svg(figure)
 
 
 def groups(sizes: Mapping[str, int], thresholds: Mapping[str, float]) -> str:
@@ -105,7 +105,7 @@ def groups(sizes: Mapping[str, int], thresholds: Mapping[str, float]) -> str:
             axes.grid(visible=False, axis="y")
         left.set_yticklabels([_short(name) for name in names[::every]])
         right.set_yticklabels([])
-        return _svg(figure)
+        return svg(figure)
 
 
 class drawing:
@@ -128,7 +128,7 @@ class drawing:
         self._style.__exit__(None, None, None)
 
 
-def _svg(figure: Figure) -> str:
+def svg(figure: Figure) -> str:
     file = io.StringIO()
     figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
     return file.getvalue()
