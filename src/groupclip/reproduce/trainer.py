@@ -55,7 +55,7 @@ def train_cell(
         engine = train_privately(workload, settings, mechanism, device, tell)
         privacy, groups = _spent(engine, settings.delta), len(engine.partition)
     seconds = time.perf_counter() - began
-    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else workload.predicted_peak
     result = Result(
         experiment=experiment, cell=dict(cell), settings={**settings.to_dict(), "workload": dict(workload.description)},
         privacy=privacy, groups=groups, metrics=workload.evaluate(workload.model), seconds=seconds, peak_bytes=peak,

@@ -23,6 +23,7 @@ class Workload:
     losses: (model, batch) -> one loss per sample, ``[B]``.
     evaluate: model -> scores on held-out records, in the units of the paper's tables.
     description: JSON-able facts for reports: where data and weights came from, what is a stand-in.
+    predicted_peak: most bytes of a step, if it was planned; reported where nothing measures it.
     """
 
     name: str
@@ -32,3 +33,4 @@ class Workload:
     losses: Callable[[nn.Module, Batch], Tensor]
     evaluate: Callable[[nn.Module], dict[str, float]]
     description: Mapping[str, object] = field(default_factory=dict)
+    predicted_peak: int | None = None

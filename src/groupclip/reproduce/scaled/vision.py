@@ -145,7 +145,6 @@ def build(shape: ViTShape, recipe: Recipe, settings: TrainSettings, folders: Fol
     }
     model.head = new_head(shape, train.classes, settings.seed)
     described["parameters"] = sum(p.numel() for p in model.parameters())
-    described["predicted_peak_bytes"] = predicted_peak(shape, train.classes, settings.microbatch, _groups(settings))
     return Workload(
         name=f"vit-{shape.dim} on {private}",
         model=model,
@@ -154,6 +153,7 @@ def build(shape: ViTShape, recipe: Recipe, settings: TrainSettings, folders: Fol
         losses=losses,
         evaluate=functools.partial(accuracy, images=test),
         description=described,
+        predicted_peak=predicted_peak(shape, train.classes, settings.microbatch, _groups(settings)),
     )
 
 
