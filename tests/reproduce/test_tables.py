@@ -127,7 +127,7 @@ def test_the_command_writes_pages(tmp_path, capsys):
     files = json.loads(capsys.readouterr().out)["files"]
     assert str(tmp_path / "pages/vision.svg") in files and str(tmp_path / "pages/x-small.md") in files
     assert "91.23 (92.77)" in (tmp_path / "pages/vision.md").read_text()
-    assert "1 runs, 0.0 hours" in (tmp_path / "pages/x-small.md").read_text()
+    assert "1 run, 0.0 hours" in (tmp_path / "pages/x-small.md").read_text()
 
 
 def test_a_folder_without_results_is_refused(tmp_path, capsys):

@@ -30,30 +30,35 @@ def figure_of(table: Table, found: Found) -> str | None:
 
 
 def over_groups(table: Table, found: Found) -> str | None:
-    """Score over M: a panel for each data set, a line for each model and epsilon; and a panel of memory if it was measured."""
+    """Score over M: a panel for each data set, a line for each model and epsilon; and a panel of memory if it was measured.
+
+    Of several scores the first is drawn.
+    """
     data = list(dict.fromkeys(cell.data for row in table.rows for cell in row.cells()))[:_MOST]
     panels = {name: _lines(table, found, name) for name in data}
     panels = {name: lines for name, lines in panels.items() if any(ours for ours, _ in lines.values())}
     if not panels:
         return None
-    memory = {name: curve for name, curve in _memory_lines(table, found).items() if curve} if table.memory else {}
+    memory = _memory_lines(table, found) if table.memory else {}
+    labels = list(dict.fromkeys(label for lines in panels.values() for label in lines))
+    colour = {label: COLOURS[place % len(COLOURS)] for place, label in enumerate(labels)}
     with drawing(len(panels) + bool(memory), height=3.2) as (figure, axes):
         for panel, (name, lines) in zip(axes, panels.items(), strict=False):
-            for place, (label, (ours, paper)) in enumerate(lines.items()):
-                _two(panel, label, ours, paper, COLOURS[place % len(COLOURS)])
-            score = printed_settings().of(name).scores[0]
-            panel.set(
-                title=f"{printed_settings().of(name).title}, {score.title or score.name}",
-                xlabel="groups M",
-                xscale="log",
-            )
-        for place, (label, curve) in enumerate(memory.items()):
-            axes[-1].plot(
-                *zip(*curve, strict=True), "o-", color=COLOURS[place % len(COLOURS)], markersize=4, label=label
-            )
+            for label, (ours, paper) in lines.items():
+                _two(panel, label, ours, paper, colour[label])
+            panel.set(title=printed_settings().of(name).title)
+        for label, curve in memory.items():
+            axes[-1].plot(*zip(*curve, strict=True), "o-", color=colour[label], markersize=4)
         if memory:
-            axes[-1].set(title="Peak memory, GiB", xlabel="groups M", xscale="log")
-        axes[-1].legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+            axes[-1].set(title="Peak memory, GiB")
+        for panel in axes:
+            panel.set(xlabel="groups M", xscale="log")
+        handles = {
+            label: handle for panel in axes for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
+        }
+        axes[-1].legend(
+            handles.values(), handles.keys(), frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1)
+        )
         return svg(figure)
 
 
@@ -101,7 +106,7 @@ def _lines(table: Table, found: Found, data: str) -> dict[str, tuple[Curve, Curv
     for row, cell in _of_the_paper(table.rows):
         if cell.data != data or cell.epsilon is None or cell.clipping.startswith("boundaries"):
             continue
-        ours, paper = lines.setdefault(f"{cell.model}, epsilon {cell.epsilon:g}", ([], []))
+        ours, paper = lines.setdefault(_label(table, cell), ([], []))
         seeds = found.of(cell)
         if (here := seeds.metric(name)) is not None and seeds.groups:
             ours.append((seeds.groups, here[0]))
@@ -117,8 +122,14 @@ def _memory_lines(table: Table, found: Found) -> dict[str, Curve]:
     for _, cell in _of_the_paper(table.rows):
         seeds = found.of(cell)
         if cell.clipping != PLAIN and (memory := seeds.memory()) is not None and seeds.groups:
-            lines.setdefault(cell.model, []).append((seeds.groups, memory[0]))
+            lines.setdefault(_label(table, cell), []).append((seeds.groups, memory[0]))
     return {model: sorted(points) for model, points in lines.items()}
+
+
+def _label(table: Table, cell: Cell) -> str:
+    """The model, and epsilon where the table has the model at several."""
+    epsilons = {c.epsilon for row in table.rows for c in row.cells() if c.model == cell.model and c.epsilon is not None}
+    return f"{cell.model}, epsilon {cell.epsilon:g}" if len(epsilons) > 1 else cell.model
 
 
 def _against_memory(table: Table, found: Found, model: str) -> tuple[Points, Points]:

@@ -53,7 +53,7 @@ def environments(found: list[Result]) -> str:
         for r in found
     }
     hours = sum(r.seconds for r in found) / 3600
-    return f"{len(found)} runs, {hours:.1f} hours of training, on {'; '.join(sorted(kinds))}."
+    return f"{len(found)} run{'s' * (len(found) > 1)}, {hours:.1f} hours of training, on {'; '.join(sorted(kinds))}."
 
 
 def _write(path: Path, text: str) -> Path:
