@@ -14,6 +14,7 @@ from .workload import Workload
 
 FITS = {"vit": "image", "roberta": "sentences", "gpt2": "table-to-text"}
 SENTENCE_TOKENS, PAIR_TOKENS = 256, 100  # the paper's settings table
+FEWEST_TOKENS = 16  # room for a template
 STAND_IN_NEW_TOKENS = 8  # a model that knows nothing never ends its sentence
 
 
@@ -45,6 +46,8 @@ def build(
         raise ValueError(f"length={length} means nothing to images; set image_size")
     if facts.kind != "image" and image_size is not None:
         raise ValueError(f"image_size={image_size} means nothing to texts; set length")
+    if length is not None and length < FEWEST_TOKENS:
+        raise ValueError(f"length={length} must be at least {FEWEST_TOKENS} tokens: a template and some text")
     if facts.kind == "image":
         return _vision(dataset, facts, model, source, PIXELS if image_size is None else image_size)
     if facts.kind == "sentences":

@@ -31,7 +31,7 @@ from torch import nn
 from ..models.vit import VIT_SHAPES, VisionTransformer, ViTShape
 from .data.records import WrongData
 from .data.vision import Normalisation
-from .source import Hub, Local, MissingSource, Source, StandIn, needed, offline
+from .source import Hub, Local, MissingSource, Source, StandIn, needed, reason
 from .tokenizers import made_tokenizer
 
 Family = Literal["vit", "roberta", "gpt2"]
@@ -77,7 +77,7 @@ _TIMM = "timm/{}_patch16_224.augreg_in21k_ft_in1k"
 _GPT2 = "openai-community/gpt2"
 MODELS: dict[str, ModelFacts] = {
     "vit-small": _facts("vit", _TIMM.format("vit_small"), 12, 75, 150, paper=(75, 150)),
-    "vit-base": _facts("vit", _TIMM.format("vit_base"), 12, 75, 150),
+    "vit-base": _facts("vit", "timm/vit_base_patch16_224.augreg2_in21k_ft_in1k", 12, 75, 150),
     "vit-large": _facts("vit", _TIMM.format("vit_large"), 24, 147, 294, paper=(147, 294)),
     "roberta-base": _facts("roberta", "FacebookAI/roberta-base", 12, 103, 202, "infilling", (103, 203)),
     "roberta-large": _facts("roberta", "FacebookAI/roberta-large", 24, 199, 394, "infilling", (199, 395)),
@@ -97,6 +97,11 @@ def model_facts(model: str) -> ModelFacts:
     if model not in MODELS:
         raise ValueError(f"unknown model {model!r}; models: {', '.join(MODELS)}")
     return MODELS[model]
+
+
+def folder_of(model: str) -> str:
+    """Where a model's weights lie below ``models``: all readings of one model share them."""
+    return model.removesuffix("-head").removesuffix("-tied")
 
 
 # ------------------------------------------------------------------------------ ViT
@@ -134,7 +139,11 @@ NORMALISATION = Normalisation()  # of the "augreg" checkpoints (Steiner et al. 2
 
 
 def _load_by_name(model: VisionTransformer, file: Path) -> None:
-    weights = needed("safetensors.torch", "a vision transformer").load_file(str(file))
+    library = needed("safetensors", "a vision transformer")
+    try:
+        weights = needed("safetensors.torch", "a vision transformer").load_file(str(file))
+    except library.SafetensorError as error:
+        raise WrongData(f"{file} is damaged or cut off ({error}); get it again") from error
     weights = {key: value for key, value in weights.items() if not key.startswith("head.")}
     own = {key: value for key, value in model.state_dict().items() if not key.startswith("head.")}
     wrong = sorted(set(own) ^ set(weights)) + [k for k in own if k in weights and own[k].shape != weights[k].shape]
@@ -145,7 +154,7 @@ def _load_by_name(model: VisionTransformer, file: Path) -> None:
 
 def _weights_file(name: str, facts: ModelFacts, source: Hub | Local) -> Path:
     if isinstance(source, Local):
-        file = source.folder / "models" / name / "model.safetensors"
+        file = source.folder / "models" / folder_of(name) / "model.safetensors"
         if not file.is_file():
             raise MissingSource(f"model '{name}': there is no file {file}; {_how(name, facts)}")
         return file
@@ -185,7 +194,9 @@ def roberta(name: str, source: Source, *, classes: int, length: int) -> Language
         )  # fmt: skip
         with _seeded(source):
             return LanguageModel(kind(config), tokenizer)
-    return _from_pretrained(name, facts, source, kind, labels)
+    found = _from_pretrained(name, facts, source, kind, labels)
+    _check_length(length, found.model.config.max_position_embeddings - 2, facts)  # RoBERTa counts from 2
+    return found
 
 
 def gpt2(name: str, source: Source, *, length: int, new_tokens: int) -> LanguageModel:
@@ -202,10 +213,18 @@ def gpt2(name: str, source: Source, *, length: int, new_tokens: int) -> Language
             found = LanguageModel(library.GPT2LMHeadModel(config), tokenizer)
     else:
         found = _from_pretrained(name, facts, source, library.GPT2LMHeadModel, {})
+        _check_length(length + new_tokens, found.model.config.n_positions, facts)
     if facts.variant == "untied":
         found.model.lm_head.weight = nn.Parameter(found.model.transformer.wte.weight.detach().clone())
         found.model.config.tie_word_embeddings = False
     return found
+
+
+def _check_length(tokens: int, most: int, facts: ModelFacts) -> None:
+    if tokens > most:
+        raise ValueError(
+            f"{tokens} tokens are more than the {most} that {facts.hub} has positions for; take a smaller length"
+        )
 
 
 def _from_pretrained(
@@ -214,30 +233,38 @@ def _from_pretrained(
     library = needed("transformers", f"model '{name}'")
     place = facts.hub
     if isinstance(source, Local):
-        folder = source.folder / "models" / name
+        folder = source.folder / "models" / folder_of(name)
         if not (folder / "config.json").is_file():
             raise MissingSource(f"model '{name}': there is no file {folder / 'config.json'}; {_how(name, facts)}")
         place = str(folder)
+    damaged = needed("safetensors", f"model '{name}'").SafetensorError
     try:
         tokenizer = library.AutoTokenizer.from_pretrained(place)
-        return LanguageModel(kind.from_pretrained(place, dtype=torch.float32, **more), tokenizer)
+        model, found = kind.from_pretrained(place, dtype=torch.float32, output_loading_info=True, **more)
+    except damaged as error:
+        raise WrongData(
+            f"model '{name}': the weights in {place} are damaged or cut off ({error}); get them again"
+        ) from error
     except OSError as error:
         if isinstance(source, Local):
             raise MissingSource(f"model '{name}': {place} is not complete ({error}); {_how(name, facts)}") from error
         raise MissingSource(_unreachable(name, facts, error)) from error
+    # the library draws what it doesn't find at random, and only logs it
+    absent = [key for key in found["missing_keys"] if not (facts.variant == "head" and key.startswith("classifier."))]
+    absent += [key for key, *_ in found["mismatched_keys"]]
+    if absent:
+        raise WrongData(f"model '{name}': {place} lacks {', '.join(absent[:4])}; get the files of {facts.hub}")
+    return LanguageModel(model, tokenizer)
 
 
 def _unreachable(name: str, facts: ModelFacts, error: Exception) -> str:
-    why = "HF_HUB_OFFLINE is set and the cache doesn't hold it" if offline() else "the hub can't be reached"
-    return (
-        f"model '{name}' couldn't be loaded ({why}: {type(error).__name__}); {_how(name, facts)}, then pass FOLDER here"
-    )
+    return f"model '{name}' couldn't be loaded ({reason(error)}); {_how(name, facts)}, then give --data-folder FOLDER"
 
 
 def _how(name: str, facts: ModelFacts) -> str:
     return (
         "on a machine with internet access, unset HF_HUB_OFFLINE and run: "
-        f"hf download {facts.hub} --local-dir FOLDER/models/{name}"
+        f"hf download {facts.hub} --local-dir FOLDER/models/{folder_of(name)}"
     )
 
 

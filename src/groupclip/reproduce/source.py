@@ -72,6 +72,9 @@ def needed(module: str, what: str, install: str = INSTALL) -> ModuleType:
         ) from error
 
 
-def offline() -> bool:
-    """Whether the Hugging Face libraries were told not to download."""
-    return os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}
+def reason(error: Exception) -> str:
+    """Why the hub gave nothing, in a few words."""
+    offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}
+    why = "HF_HUB_OFFLINE is set and the cache doesn't hold it" if offline else "from the Hugging Face hub"
+    first = str(error).strip().partition("\n")[0]
+    return f"{why}; {type(error).__name__}: {first[:200]}"

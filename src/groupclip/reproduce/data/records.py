@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ...errors import GroupClipError
-from ..source import Hub, Local, MissingSource, Source, StandIn, needed, offline
+from ..source import Hub, Local, MissingSource, Source, StandIn, needed, reason
 from .facts import DATASETS, DatasetFacts
 from .made import made_splits
 
@@ -71,7 +71,7 @@ def _verify(what: str, records: Records, facts: DatasetFacts, size: int | None) 
     if size is not None and len(records) != size:
         raise WrongData(
             f"{what} holds {len(records):,} records, the published data set {size:,}: epsilon would be stated for another "
-            "data set than the paper's. Get it again, or say that it is a part with Local(folder, subset=True)"
+            "data set than the paper's. Get it again, or say that it is a part: --subset, Local(folder=.., subset=True)"
         )
 
 
@@ -82,11 +82,10 @@ def _from_hub(dataset: str, facts: DatasetFacts) -> dict[str, Records]:
     except Exception as error:  # the libraries raise a dozen kinds for "can't be reached" and "isn't in the cache"
         name = ", ".join(repr(part) for part in (facts.hub, facts.config) if part)
         revision = f", revision={facts.revision!r}" if facts.revision else ""
-        why = "HF_HUB_OFFLINE is set and the cache doesn't hold it" if offline() else "the hub can't be reached"
         raise MissingSource(
-            f"data set '{dataset}' couldn't be loaded ({why}: {type(error).__name__}). On a machine with internet access, "
+            f"data set '{dataset}' couldn't be loaded ({reason(error)}). On a machine with internet access, "
             f'unset HF_HUB_OFFLINE and run: python -c "import datasets; datasets.load_dataset({name}{revision})'
-            f".save_to_disk('FOLDER/data/{dataset}')\"; then pass FOLDER here"
+            f".save_to_disk('FOLDER/data/{dataset}')\"; then give --data-folder FOLDER"
         ) from error
 
 
