@@ -13,6 +13,7 @@ from groupclip.reproduce.catalogue import ORDER, catalogue
 from groupclip.reproduce.cells import EXPERIMENT, Cell
 from groupclip.reproduce.dryrun import dry_runs
 from groupclip.reproduce.runner import Job, Stopped, paper_jobs, run_jobs
+from groupclip.reproduce.scaled import ScaledCell, ScaledExperiment, choice
 from groupclip.reproduce.selection import chosen, chosen_rows, split
 from groupclip.reproduce.settings import TrainSettings
 from groupclip.reproduce.source import StandIn
@@ -194,3 +195,32 @@ def test_tiny_language_models_and_images_can_be_dry_run():
         )
         (run,) = dry_runs(cells, lambda data, model, source: build(data, model, source=source))
         assert len(run.groups) == {"vit-small": 75, "gpt2-small": 76, "roberta-base": 103}[model]
+
+
+def test_small_twins_are_chosen_by_the_same_options(tmp_path, monkeypatch):
+    asked = []
+
+    def cells(data, made):
+        asked.append((data, made))
+        facts = [
+            {"model": m, "epsilon": e, "clipping": "uniform:2", "seed": s}
+            for m in "ab"
+            for e in (2.0, 8.0)
+            for s in (0, 1)
+        ]
+        return [ScaledCell(cell=f, settings=SETTINGS, build=workload) for f in facts]
+
+    twin = ScaledExperiment(name="x-small", title="", twin="vision", cells=cells, smoke=lambda made: ())
+    monkeypatch.setattr(choice, "experiments", lambda: [twin, replace(twin, name="y-small", twin="e2e")])
+    data = tmp_path / "data"
+    found = choice.small_jobs("vision", {"model": ["a"], "epsilon": ["2"]}, data, tmp_path)
+    assert [(j.experiment, j.cell["model"], j.cell["epsilon"], j.cell["seed"]) for j in found] == [
+        ("x-small", "a", 2.0, 0), ("x-small", "a", 2.0, 1),
+    ]  # fmt: skip
+    assert asked == [(data, tmp_path / "made")] and found[0].prepare()[1] == SETTINGS
+    with pytest.raises(ValueError, match="x-small has no run with --model vit-small; --model: a, b"):
+        choice.small_jobs("vision", {"model": ["vit-small"]}, data, tmp_path)
+    with pytest.raises(ValueError, match="no small twin; those with one: e2e, vision"):
+        choice.small_jobs("sst2", {}, data, tmp_path)
+    with pytest.raises(ValueError, match="needs --data-folder"):
+        choice.small_jobs("vision", {}, None, tmp_path)

@@ -166,14 +166,14 @@ def _run(table: Table, *, scale: str, dry_run: bool, out: Path, as_json: bool, q
     from ..reproduce.selection import chosen, split
 
     wanted = {field: split(given[field]) for field in FIELDS if given[field] is not None}
-    seeds = [int(seed) for seed in wanted.pop("seed", ["0"])] if scale == "full" else []
+    seeds = [int(seed) for seed in wanted.pop("seed", ["0"])] if scale == "full" else []  # small cells have theirs
     device = _device(given["device"])
     if scale == "small":
         from ..reproduce.scaled.choice import small_jobs
 
-        jobs = small_jobs(table.name, wanted, given["data_folder"], out)
         if dry_run:
-            raise ValueError("--dry-run is for the full scale; the small one is run by its own tests")
+            raise ValueError("--dry-run is for the full scale; small runs need no stand-ins")
+        jobs = small_jobs(table.name, wanted, given["data_folder"], out)
     elif not table.rows:
         raise ValueError(f"{table.name} trains nothing; its commands: {'; '.join(table.commands)}")
     elif dry_run:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .catalogue import Row, Table
@@ -20,7 +20,7 @@ def chosen(table: Table, wanted: Wanted, seeds: Sequence[int] = (0,)) -> list[Ce
     cells = dict.fromkeys(cell for seed in seeds for row in table.rows for cell in row.cells(seed))
     found = [cell for cell in cells if matches(cell.key(), wanted)]
     if not found:
-        raise ValueError(f"{table.name} has no run with {_said(wanted)}; {_values([c.key() for c in cells], wanted)}")
+        raise ValueError(none_of(table.name, [c.key() for c in cells], wanted))
     return found
 
 
@@ -65,11 +65,9 @@ def _number(text: str) -> str:
         return text
 
 
-def _said(wanted: Wanted) -> str:
-    return " ".join(f"--{field} {','.join(values)}" for field, values in wanted.items()) or "these options"
-
-
-def _values(cells: Iterable[Mapping[str, Any]], wanted: Wanted) -> str:
-    cells = list(cells)
+def none_of(name: str, cells: Sequence[Mapping[str, Any]], wanted: Wanted) -> str:
+    """What to say where no cell has a wanted value in every field: the values that there are."""
+    said = " ".join(f"--{field} {','.join(values)}" for field, values in wanted.items())
     known = {field: dict.fromkeys(word(cell[field]) for cell in cells if field in cell) for field in wanted}
-    return "; ".join(f"--{field}: {', '.join(values) or 'nothing'}" for field, values in known.items())
+    values = "; ".join(f"--{field}: {', '.join(found) or 'means nothing here'}" for field, found in known.items())
+    return f"{name} has no run with {said}; {values}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..runner import Job, scaled_jobs
-from ..selection import Wanted, matches
-from . import experiments
+from ..selection import Wanted, matches, none_of
+from . import ScaledCell, experiments
 
 
 def small_jobs(twin: str, wanted: Wanted, data: Path | None, out: Path) -> list[Job]:
@@ -26,9 +26,11 @@ def small_jobs(twin: str, wanted: Wanted, data: Path | None, out: Path) -> list[
     if data is None:
         raise ValueError("--scale small needs --data-folder, the folder of the small data sets (docs/reproduction.md)")
     jobs: list[Job] = []
+    every: list[ScaledCell] = []
     for experiment in mine:
-        cells = [cell for cell in experiment.cells(data, out / "made") if matches(cell.cell, wanted)]
-        jobs += scaled_jobs(experiment.name, cells)
+        cells = experiment.cells(data, out / "made")
+        every += cells
+        jobs += scaled_jobs(experiment.name, [cell for cell in cells if matches(cell.cell, wanted)])
     if not jobs:
-        raise ValueError(f"no run of {', '.join(e.name for e in mine)} has these options")
+        raise ValueError(none_of(", ".join(e.name for e in mine), [cell.cell for cell in every], wanted))
     return jobs
