@@ -79,7 +79,7 @@ FULL = Scale(
     abadi=[("vit-64", 2.0, style) for style in ("all-layer", "layer-wise", "param-wise")],
     seeds=(0, 1, 2),
     settings=TrainSettings(
-        epsilon=None, delta=1e-5, batch_size=1000, steps=25, microbatch=250, lr=1e-3, weight_decay=0.01
+        epsilon=None, delta=1e-5, batch_size=1000, steps=25, microbatch=250, lr=4e-3, weight_decay=0.01
     ),
     recipe=Recipe(),
 )

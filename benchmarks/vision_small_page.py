@@ -1,0 +1,37 @@
+"""Writes docs/reproduction/vision-small.md and its plots from vision-small.json there; the words are in vision-small.in.md.
+
+    python benchmarks/vision_small_page.py [FOLDER]
+
+With a folder of results (of ``groupclip reproduce vision --scale small --out FOLDER``) the JSON is first made from them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from groupclip.reproduce.results import Result, load_all
+from groupclip.reproduce.scaled.vision_report import Report
+
+DOCS = Path(__file__).parent.parent / "docs" / "reproduction"
+NAME = "vision-small"
+
+
+def main() -> None:
+    kept = DOCS / f"{NAME}.json"
+    if len(sys.argv) > 1:
+        lines = [json.dumps(asdict(r), sort_keys=True, default=dict) for r in load_all(Path(sys.argv[1]), NAME)]
+        kept.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
+    report = Report([Result(**facts) for facts in json.loads(kept.read_text(encoding="utf-8"))])
+    text = (DOCS / f"{NAME}.in.md").read_text(encoding="utf-8")
+    for name, value in report.values().items():
+        text = text.replace(f"@{name}@", value)
+    (DOCS / f"{NAME}.md").write_text(text, encoding="utf-8")
+    (DOCS / f"{NAME}-groups.svg").write_text(report.over_groups(), encoding="utf-8")
+    (DOCS / f"{NAME}-memory.svg").write_text(report.over_memory(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
