@@ -123,13 +123,14 @@ def vision_transformer(name: str, source: Source, *, classes: int, image_size: i
             f"image_size={image_size}: the weights of {facts.hub} have positions for {PIXELS} pixels alone"
         )
     shape = ViTShape(dim=TINY_WIDTH, depth=facts.blocks, heads=TINY_HEADS) if tiny else VIT_SHAPES[name]
+    file = None if isinstance(source, StandIn) else _weights_file(name, facts, source)
     with _seeded(source):
         model = VisionTransformer(
             shape, channels=3, image_size=(image_size, image_size), num_classes=classes, patch_size=PATCH
         )
         nn.init.trunc_normal_(model.head.weight, std=0.02)
-    if not tiny:
-        _load_by_name(model, _weights_file(name, facts, source))
+    if file is not None:
+        _load_by_name(model, file)
     model.cls_token.requires_grad_(False)
     model.pos_embed.requires_grad_(False)
     return model
