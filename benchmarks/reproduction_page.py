@@ -1,0 +1,156 @@
+"""Writes docs/reproduction.md from the catalogue, the results kept in docs/reproduction/ and the words in reproduction.in.md.
+
+    python benchmarks/reproduction_page.py [FOLDER]
+
+With a folder of results (``--out`` of ``groupclip reproduce``) docs/reproduction/NAME.json is first made from them, for every
+experiment in it. A scaled experiment's section is docs/reproduction/NAME.md if somebody wrote or made one; else NAME.in.md,
+with @TABLE@ and @HARDWARE@ in it; else its table alone.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from groupclip.reproduce.catalogue import Table, catalogue
+from groupclip.reproduce.cells import EXPERIMENT
+from groupclip.reproduce.figures import figure_of
+from groupclip.reproduce.listing import small_command
+from groupclip.reproduce.pages import environments
+from groupclip.reproduce.printed import printed_settings
+from groupclip.reproduce.results import Result, load_all
+from groupclip.reproduce.scaled import ScaledExperiment, experiments
+from groupclip.reproduce.sigma import budgets
+from groupclip.reproduce.tables import Found, markdown, scaled_table, table_page
+
+DOCS = Path(__file__).parent.parent / "docs"
+KEPT = DOCS / "reproduction"
+
+
+def keep(folder: Path) -> None:
+    """Results of a folder as one file an experiment, one line a result."""
+    for path in sorted(p for p in folder.iterdir() if p.is_dir() and any(p.glob("*.json"))):
+        lines = [json.dumps(asdict(r), sort_keys=True, default=dict) for r in load_all(folder, path.name)]
+        (KEPT / f"{path.name}.json").write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
+
+
+def kept(name: str) -> list[Result]:
+    path = KEPT / f"{name}.json"
+    return [Result(**facts) for facts in json.loads(path.read_text(encoding="utf-8"))] if path.exists() else []
+
+
+def settings() -> str:
+    head = [
+        "data",
+        "models",
+        "records",
+        "epochs",
+        "batch size",
+        "DP learning rate",
+        "weight decay",
+        "pixels or tokens",
+        "microbatch",
+    ]
+    rows = [
+        [s.title, ", ".join(s.models), f"{s.records:,}", str(s.epochs), f"{s.batch_size:,}", f"{s.learning_rate:g}",
+         f"{s.weight_decay:g}", str(s.feature), str(s.microbatch)]
+        for s in printed_settings().data.values()
+    ]  # fmt: skip
+    return markdown(head, rows)
+
+
+def sigma() -> str:
+    head = ["data", "epochs", "epsilon", "delta", "steps", "sample rate", "sigma", "by RDP"]
+    rows = [
+        [printed_settings().of(b.data).title, str(b.epochs), f"{b.epsilon:g}", f"{b.delta:.3g}", str(b.mechanism.steps),
+         f"{b.mechanism.sample_rate:.4g}", f"{b.mechanism.noise_multiplier:.4f}", f"{b.rdp_sigma:.4f}"]
+        for b in budgets()
+    ]  # fmt: skip
+    return markdown(head, rows)
+
+
+def commands(table: Table) -> str:
+    parts = [f"### {table.name}: {table.title} ({table.label})", ""]
+    if table.rows:
+        rows = [
+            [row.model, row.method + ("" if row.groups is None else f" (M={row.groups})"), row.reference, str(len(row.cells())),
+             f"`{table.command(row)}`" if row.clipping else "not run"]
+            for row in table.rows
+        ]  # fmt: skip
+        parts += [markdown(["model", "groups", "whose numbers", "runs", "command"], rows), ""]
+    parts += [f"    {command}" for command in table.commands] + [""] * bool(table.commands)
+    return "\n".join([*parts, *(f"- {note}" for note in table.notes), ""])
+
+
+def scaled(experiment: ScaledExperiment) -> str:
+    found = kept(experiment.name)
+    head = f"### {experiment.name}: {experiment.title}\n\n    {small_command(experiment.twin)}\n"
+    page, words = KEPT / f"{experiment.name}.md", KEPT / f"{experiment.name}.in.md"
+    if page.exists():
+        body = deeper(page.read_text(encoding="utf-8"))
+    elif not found:
+        body = "Not run."
+    else:
+        body = words.read_text(encoding="utf-8") if words.exists() else "@TABLE@\n\n@HARDWARE@"
+        body = deeper(body.replace("@TABLE@", scaled_table(found)).replace("@HARDWARE@", environments(found)))
+    return f"{head}\n{body.strip()}\n"
+
+
+def deeper(text: str) -> str:
+    """A page of docs/reproduction/ as a section of a page of docs/: its title left out, headings and paths one level down."""
+    text = re.sub(r"\A# .*\n", "", text)
+    text = re.sub(r"^(#+) ", r"##\1 ", text, flags=re.M)
+    return re.sub(r"\]\((?!https?:|#|/)([^)]*)\)", lambda m: f"]({moved(m.group(1))})", text)
+
+
+def moved(path: str) -> str:
+    return path.removeprefix("../") if path.startswith("../") else f"reproduction/{path}"
+
+
+def full_scale(found: Found) -> tuple[str, dict[str, str]]:
+    """The paper's tables, with what was run; and plots by name."""
+    plots: dict[str, str] = {}
+    parts = [
+        "# The paper's tables at full scale",
+        "",
+        '`groupclip reproduce tables`. Here (paper); "not run" where nothing is.',
+        "",
+    ]
+    for table in catalogue().values():
+        if not any(n is not None for row in table.rows for numbers in row.numbers for n in numbers):
+            continue
+        parts.append(table_page(table, found))
+        if (drawn := figure_of(table, found)) is not None:
+            plots[table.name] = drawn
+            parts.append(f"![{table.title}]({table.name}.svg)\n")
+    return "\n".join(parts), plots
+
+
+def main() -> None:
+    KEPT.mkdir(exist_ok=True)
+    if len(sys.argv) > 1:
+        keep(Path(sys.argv[1]))
+    full = kept(EXPERIMENT)
+    cells = {cell for table in catalogue().values() for row in table.rows for cell in row.cells()}
+    run = f"Of the {len(cells)} runs at full scale, {len(full) or 'none'} {'was' if len(full) < 2 else 'were'} made"
+    values = {
+        "SETTINGS": settings(), "SIGMA": sigma(), "CATALOGUE": "\n".join(commands(t) for t in catalogue().values()).strip(),
+        "SCALED": "\n".join(scaled(e) for e in experiments()).strip(), "RGP": printed_settings().not_run["rgp"].strip(),
+        "RUN": f"{run}{' (they need a GPU and the hub)' if not full else ''}.",
+        "VISION": str(len({cell for row in catalogue()["vision"].rows for cell in row.cells()})),
+    }  # fmt: skip
+    text = (Path(__file__).parent / "reproduction.in.md").read_text(encoding="utf-8")
+    for name, value in values.items():
+        text = text.replace(f"@{name}@", value)
+    (DOCS / "reproduction.md").write_text(text, encoding="utf-8")
+    page, plots = full_scale(Found(full))
+    (KEPT / "full-scale.md").write_text(page, encoding="utf-8")
+    for name, drawn in plots.items():
+        (KEPT / f"{name}.svg").write_text(drawn, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
