@@ -2,7 +2,7 @@
 
 What is smaller: ViT-small and ViT-large (22M and 304M parameters, pretrained on ImageNet, images of 224 x 224) become three
 transformers of 0.08M to 0.7M parameters for 32 x 32 images, pretrained here on a quarter of CIFAR-100, which is the public set;
-five epochs become half of one. The private records are all 50,000 training images of CIFAR-10.
+five epochs become two fifths of one. The private records are all 50,000 training images of CIFAR-10.
 
 A cell's seed draws the new head and nothing else: sampling and noise of a private run come from the operating system, so runs
 of one seed differ too. All runs of one size start from the same pretrained weights.
@@ -79,7 +79,7 @@ FULL = Scale(
     abadi=[("vit-64", 2.0, style) for style in ("all-layer", "layer-wise", "param-wise")],
     seeds=(0, 1, 2),
     settings=TrainSettings(
-        epsilon=None, delta=1e-5, batch_size=1000, steps=25, microbatch=250, lr=4e-3, weight_decay=0.01
+        epsilon=None, delta=1e-5, batch_size=1000, steps=20, microbatch=250, lr=4e-3, weight_decay=0.01
     ),
     recipe=Recipe(),
 )
