@@ -9,22 +9,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from small import Made, cross_entropy, images
 from torch import Tensor, nn
 
 import groupclip as gc
+from groupclip.layout import Axis, Layouts
 from models import CATALOGUE
 
 STYLES = ("all-layer", "layer-wise", "param-wise")
-
-
-def images(n: int = 6, *shape: int) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(n, *(shape or (4,)), generator=generator)
-    return x, torch.randint(0, 3, (n,), generator=generator)
-
-
-def cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(model(x), y, reduction="none")
 
 
 class Standardised(nn.Module):
@@ -76,20 +68,6 @@ class Averaging(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h = torch.tanh(self.body(x))
         return self.head(Straight.apply(h) if self.average else h)
-
-
-class FoldedBySize(nn.Module):
-    """Rows of two samples are interleaved when the batch is large: small batches don't show it."""
-
-    def __init__(self, fold: bool) -> None:
-        super().__init__()
-        self.fold, self.head = fold, nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        n = len(x)
-        if n < 4 or not self.fold:
-            return self.head(x.reshape(-1, 4)).view(n, 2, 3).mean(1)
-        return self.head(x.transpose(0, 1).reshape(-1, 4)).view(2, n, 3).mean(0)
 
 
 def net(middle: nn.Module) -> nn.Module:
@@ -190,15 +168,37 @@ def test_its_cured_twin_passes(name: str, style: str) -> None:
     assert len(report.replayed) >= 4
 
 
+class FromFour(nn.Module):
+    """Gradients of samples are mixed when the batch is large: small batches don't show it."""
+
+    def __init__(self, mix: bool) -> None:
+        super().__init__()
+        self.head, self.mix = nn.Linear(4, 3), mix
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.head(x)
+        return Straight.apply(h) if len(x) > 3 and self.mix else h
+
+
 def test_what_only_large_batches_show_needs_as_many_samples() -> None:
-    x, y = images(6, 2, 4)
     gc.check(
-        FoldedBySize(True), cross_entropy, (x, y), "all-layer"
+        FromFour(True), cross_entropy, images(), "all-layer"
     )  # three samples don't show it: stated in the docstring
     for samples in (4, 6):  # it begins at four: all that are asked for are replayed together
         with pytest.raises(gc.PrivacyViolation, match="misreads"):
-            gc.check(FoldedBySize(True), cross_entropy, (x, y), "all-layer", samples=samples)
-    gc.check(FoldedBySize(False), cross_entropy, (x, y), "all-layer", samples=6)
+            gc.check(FromFour(True), cross_entropy, images(), "all-layer", samples=samples)
+    gc.check(FromFour(False), cross_entropy, images(), "all-layer", samples=6)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_norms_credited_to_the_wrong_samples_are_seen(style: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that changed places unseen are clipped by norms of their own, and the sum of a lone use comes out right."""
+    model = Made(lambda m, x: m.head(m.body(x).tanh().flip(0)).flip(0), body=nn.Linear(4, 4))
+    gc.check(model, cross_entropy, images(), style)
+    monkeypatch.setattr(Layouts, "axis", lambda *args, **kwargs: Axis.MAJOR)
+    words = r"isn't the sum" if style == "all-layer" else r"the norms of gradients in group head.* in their order"
+    with pytest.raises(gc.PrivacyViolation, match=words):
+        gc.check(model, cross_entropy, images(), style)
 
 
 @pytest.mark.parametrize("name", [entry.name for entry in CATALOGUE])

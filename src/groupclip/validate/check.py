@@ -10,8 +10,9 @@ The truth is plain torch: the model on a batch of ONE sample, before it is attac
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,9 +27,12 @@ from ..norms import square_sums
 from ..partition import Partition, partition
 from ..private import SLOW, VMAP
 from .coverage import Coverage, ParameterUse, slow, table
-from .mixing import first_mixing_module
-from .replay import Batch, Losses, comparable, kept_gradients
+from .memory import notes_on_memory
+from .mixing import blame
+from .replay import Losses, Replays, kept_gradients
+from .samples import Batch, told
 from .single import Sample, alone
+from .wording import listed
 
 _LARGE = 1e6
 
@@ -113,53 +117,87 @@ def check(
     partition_ = groups if isinstance(groups, Partition) else partition(model, groups)
     with kept_gradients(model):
         attach(model, None, partition_, None).detach()  # refuses by name what can't train privately at all
-        return _Check(model, loss_fn, data, partition_, samples).run()
+        replays = Replays(model, loss_fn, samples)
+        try:
+            return _checked(replays, data, partition_)
+        finally:
+            replays.weights.restore(every=True)
+
+
+def _checked(replays: Replays, data: Batch, groups: Partition) -> CheckReport:
+    """As the batch reads; and where that fails, with numbers of positions that are as long as the batch left whole."""
+    try:
+        return _Check(replays, data, groups).run()
+    except Exception:
+        positions = data.positions
+        if not positions:
+            raise
+        whole = Batch(data.given, shared=frozenset(positions))
+        try:
+            report = _Check(replays, whole, groups).run()
+        except Exception:
+            report = None
+        if report is None:
+            raise
+        note = f"{told(positions)} of the batch counts positions, and is of no sample: it was left whole"
+        return dataclasses.replace(report, warnings=(*report.warnings, note))
 
 
 class _Check:
     """One run of :func:`check`."""
 
-    def __init__(self, model: nn.Module, loss_fn: Losses, data: Batch, groups: Partition, samples: int) -> None:
-        self.model, self.loss_fn, self.data, self.groups, self.samples = model, loss_fn, data, groups, samples
-        self.params = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    def __init__(self, replays: Replays, data: Batch, groups: Partition) -> None:
+        self.replays, self.data, self.groups, self.samples = replays, data, groups, replays.total
+        self.params = {n: p for n, p in replays.model.named_parameters() if p.requires_grad}
         self.coverage = Coverage()
         self.lowest = torch.float64  # the coarsest dtype that a loss or a gradient came in
         self.replayed: list[str] = []
-        self.skipped: list[str] = []
+        self.notes: list[str] = []
 
     def run(self) -> CheckReport:
-        everyone = range(self.samples)
-        last = self.samples - 1
-        singles = [self._alone(self.data.pick(i)) for i in everyone]
-        self._losses_keep_apart([sample.loss for sample in singles])
-        large = self._alone(self.data.pick(last), times=_LARGE)
-        engine = attach(self.model, None, self.groups, None, clip=Abadi(), thresholds=self._thresholds(singles))
+        everyone, last = range(self.samples), self.samples - 1
+        self._keep_nothing()
+        singles = [self._alone(i) for i in everyone]
+        for round_ in self.replays.rounds:
+            self._losses_keep_apart(round_, singles)
+        large = self._alone(last, times=_LARGE)
+        engine = attach(self.replays.model, None, self.groups, None, clip=Abadi(), thresholds=self._thresholds(singles))
         engine._tape.observer = self.coverage
+        self.replays.asleep = lambda: engine._tape.layouts.learning
+        end = self.replays.hide_lessons()
         try:
-            self._equal(engine, "a batch as it is", self.data.pick(*everyone), singles)
-            self._equal(engine, "all samples but one removed", self.data.pick(0), [singles[0]])
-            weights = torch.tensor([1.0, _LARGE])
+            self._equal(engine, "a batch as it is", everyone, singles)
+            self._equal(engine, "all samples but one removed", [0], [singles[0]])
             self._equal(
-                engine, "a sample replaced by one with a loss a million times as large", self.data.pick(0, last),
-                [singles[0], large], weights,
+                engine, "a sample replaced by one with a loss a million times as large", [0, last],
+                [singles[0], large], torch.tensor([1.0, _LARGE]),
             )  # fmt: skip
             self._bounded(engine, "a sample zeroed out", self.data.changed([0, 1], times={1: 0.0}), singles[0])
             if self.data.has_real_inputs:
                 wild = self.data.changed([0, 1], times={1: _LARGE})
                 self._bounded(engine, "a sample's inputs a million times as large", wild, singles[0])
         finally:
+            end()
             engine.detach()
+            self.replays.asleep = lambda: False
         return CheckReport(self.coverage.rows(self.groups), tuple(self.replayed), tuple(self._warnings()))
+
+    def _keep_nothing(self) -> None:
+        """Neither model nor loss may keep what samples left, and be saved or go on with it. Learns what a pass draws."""
+        everyone = self.data.pick(*range(self.samples))
+        one = self.data.pick(0)
+        others = [self.data.pick(*order) for order in _others(self.samples)]
+        traces = self.replays.rehearse(everyone, others, one, 0)
+        self.notes += notes_on_memory(self.replays, [everyone, *others], traces)
+        for round_ in self.replays.rounds[1:]:
+            self.replays.rehearse(everyone, others, one, round_)
 
     # ------------------------------------------------------------------ the truth
 
-    def _loss(self, arguments: tuple[Any, ...]) -> Tensor:
-        return self.loss_fn(self.model, *arguments)
-
-    def _alone(self, arguments: tuple[Any, ...], times: float = 1.0) -> Sample:
-        sample = alone(self.model, self.loss_fn, arguments, self.groups, times)
-        self.lowest = max(self.lowest, sample.dtype, key=lambda d: torch.finfo(d).eps)
-        return sample
+    def _alone(self, sample: int, times: float = 1.0) -> Sample:
+        found = alone(self.replays, self.data.pick(sample), sample, self.groups, times)
+        self.lowest = max(self.lowest, found.dtype, key=lambda d: torch.finfo(d).eps)
+        return found
 
     def _thresholds(self, singles: list[Sample]) -> dict[str, float]:
         """Half the smallest norm that a group has, so that every sample is clipped."""
@@ -172,78 +210,63 @@ class _Check:
 
     # ------------------------------------------------------------------ the comparisons
 
-    def _losses_keep_apart(self, single: list[float]) -> None:
-        """In no batch may a sample's loss be another than its loss alone."""
+    def _losses_keep_apart(self, round_: int, singles: list[Sample]) -> None:
+        """A sample's loss in a batch must be its loss alone."""
+        single = (
+            [s.loss for s in singles] if round_ == 0 else [self._loss_alone(i, round_) for i in range(self.samples)]
+        )
         tolerance = _LOSS_TOLERANCE.get(self.lowest, _HALF_LOSS_TOLERANCE)
-        for chosen in ((self.samples - 1, 0), tuple(range(self.samples))):
-            with comparable(self.model), torch.no_grad():
-                losses = self._loss(self.data.pick(*chosen))
+        for chosen in (tuple(range(self.samples)), (self.samples - 1, 0)):
+            with self.replays.alike(chosen, round_), torch.no_grad():
+                losses = self.replays.loss(self.data.pick(*chosen))
             if tuple(losses.shape) != (len(chosen),):
                 raise PrivacyViolation(
                     f"loss_fn gave losses of shape {tuple(losses.shape)} for a batch of {len(chosen)} samples: it must be "
                     f"({len(chosen)},)"
                 )
-            for here, i in zip(losses.tolist(), chosen, strict=True):
-                off = abs(here - single[i]) > tolerance * (abs(single[i]) + 1e-3)
-                if off or math.isnan(here) != math.isnan(single[i]):
-                    raise PrivacyViolation(self._blame())
+            for here, own in zip(losses.tolist(), [single[i] for i in chosen], strict=True):
+                if abs(here - own) > tolerance * (abs(own) + 1e-3) or math.isnan(here) != math.isnan(own):
+                    raise PrivacyViolation(blame(self.replays, self.data, round_))
 
-    def _blame(self) -> str:
-        """Samples' losses depend on each other: where that begins."""
-        last = self.samples - 1
-        batches = [self.data.pick(0, 1), self.data.pick(0, last if last > 1 else 0), self.data.pick(last, 1)]
-
-        def run(arguments: tuple[Any, ...]) -> None:
-            with comparable(self.model):
-                self._loss(arguments)
-
-        name = first_mixing_module(self.model, run, batches)
-        if name is None:
-            return (
-                "the loss of a sample depends on the other samples of the batch, though the model's outputs don't: loss_fn "
-                "divides by a count over the batch (as a mean over all tokens does), or compares samples with each other (as "
-                "contrastive losses do). Average each sample's own terms, e.g. (losses * mask).sum(1) / mask.sum(1); a loss "
-                "over pairs of samples needs the pair as the sample"
-            )
-        kind = type(self.model.get_submodule(name)).__name__
-        where = f"module {name!r} ({kind})" if name else f"the forward method of {kind} itself, outside its submodules,"
-        return (
-            f"{where} mixes the samples of the batch: what it gives for one depends on another, so clipping can't bound what "
-            "a sample does. Let it use each sample's own entries alone (GroupNorm or LayerNorm instead of statistics over the "
-            "batch; attention within a sample; no comparison between samples). If its input has the sequence first, the "
-            "sample must come first instead, or batch_first=True"
-        )
+    def _loss_alone(self, sample: int, round_: int) -> float:
+        with self.replays.alike([sample], round_), torch.no_grad():
+            return float(self.replays.loss_of_one(self.data.pick(sample)))
 
     def _equal(
-        self,
-        engine: Engine,
-        what: str,
-        arguments: tuple[Any, ...],
-        singles: list[Sample],
-        weights: Tensor | None = None,
+        self, engine: Engine, what: str, samples: Sequence[int], singles: list[Sample], weights: Tensor | None = None
     ) -> None:
-        """The engine's sums must be those of the single samples."""
-        off = self._off(engine, arguments, singles, weights)
+        """The engine's sums and norms must be those of the single samples."""
+        off, norms = self._off(engine, self.data.pick(*samples), samples, singles, weights)
         tolerance = _TOLERANCE.get(self.lowest, _HALF_TOLERANCE)
         wrong = [n for m in self.groups.names for n in self.groups[m] if not off[n] <= tolerance * engine.thresholds[m]]
-        if wrong:
+        # Rows that changed places are clipped by norms of their own, so that the sum may be right.
+        swapped = [
+            m
+            for m in self.groups.names
+            if not _alike(norms[m], [s.norms[m] for s in singles], tolerance, engine.thresholds[m])
+        ]
+        if wrong or swapped:
+            found = (
+                f"the clipped gradient of {listed(wrong)} isn't the sum of the samples' own"
+                if wrong
+                else (f"the norms of gradients in group {listed(swapped)} aren't those of the samples in their order")
+            )
             raise PrivacyViolation(
-                f"{what}: the clipped gradient of {_listed(wrong)} isn't the sum of the samples' own, though their losses keep "
-                "apart. The model arranges this batch in a way that groupclip misreads, or an operation on the way has a "
-                "gradient that mixes samples (a custom autograd.Function): rewrite that part with the sample as dimension 0, "
-                "or freeze these parameters"
+                f"{what}: {found}, though their losses keep apart. The model arranges this batch in a way that groupclip misreads, "
+                "or an operation on the way has a gradient that mixes samples (a custom autograd.Function): rewrite that part with "
+                "the sample as dimension 0, or freeze these parameters"
             )
         self.replayed.append(what)
 
     def _bounded(self, engine: Engine, what: str, arguments: tuple[Any, ...], without: Sample) -> None:
         """A sample may move the sum of no group by more than its threshold."""
         try:
-            off = self._off(engine, arguments, [without])
+            off, _ = self._off(engine, arguments, [0, 1], [without])
         except GroupClipError:
             raise
         except Exception as error:
             engine.discard()
-            self.skipped.append(f"not replayed, for the model can't take it ({type(error).__name__}): {what}")
+            self.notes.append(f"not replayed, for the model can't take it ({type(error).__name__}): {what}")
             return
         tolerance = _TOLERANCE.get(self.lowest, _HALF_TOLERANCE)
         for group, threshold in engine.thresholds.items():
@@ -255,14 +278,14 @@ class _Check:
         self.replayed.append(what)
 
     def _off(
-        self, engine: Engine, arguments: tuple[Any, ...], singles: list[Sample], weights: Tensor | None = None
-    ) -> dict[str, float]:
-        """Parameter -> distance of the engine's clipped sum from that of the single samples."""
-        with comparable(self.model):
-            losses = self._loss(arguments)
-            if weights is not None:
-                losses = losses * weights.to(losses)
-            engine.backward(losses)
+        self, engine: Engine, arguments: tuple[Any, ...], samples: Sequence[int], singles: list[Sample],
+        weights: Tensor | None = None,
+    ) -> tuple[dict[str, float], dict[str, Tensor]]:  # fmt: skip
+        """Parameter -> distance of the engine's clipped sum from that of the single samples; the engine's norms."""
+        with self.replays.alike(samples):
+            losses = self.replays.loss(arguments)
+            engine.backward(losses if weights is None else losses * weights.to(losses))
+        norms = engine.unsafe_norms()
         off = {}
         for group, threshold in engine.thresholds.items():
             parts = [(sample.grads, sample.factor(group, threshold)) for sample in singles]
@@ -270,22 +293,22 @@ class _Check:
                 own = [(grads[name], factor) for grads, factor in parts if name in grads and factor > 0]
                 off[name] = _distance(self.params[name].grad, own)
         engine.discard()
-        return off
+        return off, norms
 
     def _warnings(self) -> list[str]:
         rows = self.coverage.rows(self.groups)
         found = [
-            f"{operation} has no closed form for {_listed(names)}: exact, slower"
+            f"{operation} has no closed form for {listed(names)}: exact, slower"
             for operation, names in slow(rows, [VMAP]).items()
         ]
         found += [
-            f"{operation}: samples couldn't be told apart where {_listed(names)} is used: exact, one sample at a time"
+            f"{operation}: samples couldn't be told apart where {listed(names)} is used: exact, one sample at a time"
             for operation, names in slow(rows, [SLOW]).items()
         ]
         unused = [r.parameter for r in rows if not r.operations or not r.norm]
         if unused:
-            found.append(f"no gradient reached {_listed(unused)} in these passes: it would be trained on noise alone")
-        return found + self.skipped
+            found.append(f"no gradient reached {listed(unused)} in these passes: it would be trained on noise alone")
+        return found + self.notes
 
 
 def _distance(total: Tensor | None, parts: list[tuple[Tensor, float]]) -> float:
@@ -300,5 +323,17 @@ def _distance(total: Tensor | None, parts: list[tuple[Tensor, float]]) -> float:
     return float(square_sums(total.unsqueeze(0))) ** 0.5
 
 
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+def _alike(norms: Tensor, single: list[float], tolerance: float, threshold: float) -> bool:
+    """Whether norms are those of the single samples; what isn't finite in one isn't in the other."""
+    for here, own in zip(norms.tolist(), single, strict=True):
+        finite = here - here == 0, own - own == 0
+        if finite[0] != finite[1] or (finite[0] and abs(here - own) > tolerance * max(own, threshold)):
+            return False
+    return True
+
+
+def _others(samples: int) -> list[tuple[int, ...]]:
+    """Batches of so many samples in which other samples stand, and in other number."""
+    if samples > 2:
+        return [(*range(1, samples), 1)]
+    return [(1, 1), (0, 0)]

@@ -10,9 +10,55 @@ import torch
 from torch import Tensor, nn
 
 from ..batch import tensors_in
+from .replay import Replays
+from .samples import Batch, told
 
 #: Relative to the largest entry: below it, a difference is rounding.
 _ROUNDING = 1e-6
+
+
+#: What can't be held still.
+_DRAWS = (
+    ". Or is it random numbers? Those of a numpy or Python generator of the model's own can't be told apart by sample: draw with "
+    "torch, numpy.random or random"
+)
+
+
+def blame(replays: Replays, data: Batch, round_: int) -> str:
+    """Samples' losses depend on each other: where that begins, in words."""
+    everyone = range(replays.total)
+    replaced = [[(i + 1) % replays.total if i == j else i for i in everyone] for j in everyone[:_REPLACED]]
+
+    def run(arguments: tuple[Any, ...]) -> None:
+        with replays.alike(everyone, round_):
+            replays.loss(arguments)
+
+    name = first_mixing_module(replays.model, run, [data.pick(*order) for order in (everyone, *replaced)])
+    more = _DRAWS * replays.own_generators
+    if len(data.doubtful) > 1:  # labels at least are of the samples
+        more += (
+            f". (The {told(data.doubtful)} of the batch are taken for samples, for they are as long: if one isn't, pass an example "
+            "with another number of samples)"
+        )
+    if name is None:
+        return (
+            "the loss of a sample depends on the other samples of the batch, though the model's outputs don't: loss_fn "
+            "divides by a count over the batch (as a mean over all tokens does), or compares samples with each other (as "
+            "contrastive losses do). Average each sample's own terms, e.g. (losses * mask).sum(1) / mask.sum(1); a loss "
+            "over pairs of samples needs the pair as the sample" + more
+        )
+    kind = type(replays.model.get_submodule(name)).__name__
+    where = f"module {name!r} ({kind})" if name else f"the forward method of {kind} itself, outside its submodules,"
+    return (
+        f"{where} mixes the samples of the batch: what it gives for one depends on another, so clipping can't bound what "
+        "a sample does. Let it use each sample's own entries alone (GroupNorm or LayerNorm instead of statistics over the "
+        "batch; attention within a sample; no comparison between samples). If its input has the sequence first, the "
+        "sample must come first instead, or batch_first=True" + more
+    )
+
+
+#: So many samples are replaced, one at a time.
+_REPLACED = 8
 
 
 @dataclass
@@ -25,19 +71,18 @@ class _Trace:
 def first_mixing_module(model: nn.Module, run: Callable[[Any], Any], batches: Sequence[Any]) -> str | None:
     """The name of the first module that mixes samples; None if none is seen to.
 
-    An entry of an output that changes when sample 0 is replaced AND when sample 1 is replaced depends on both. This asks
-    nothing about where samples lie.
+    An entry of an output that changes when one sample is replaced AND when another is depends on both. This asks nothing about
+    where samples lie.
 
     Args:
         run: makes a forward pass over a batch.
-        batches: three batches of two samples: one, the same with its second sample replaced, and with its first.
+        batches: one, and the same with one sample replaced, another in each.
     """
-    traces = [_traced(model, run, batch) for batch in batches]
-    names = [[name for name, _, _ in t.calls] for t in traces]
-    if not (names[0] == names[1] == names[2]):
+    here, *others = [_traced(model, run, batch) for batch in batches]
+    if any([name for name, _, _ in t.calls] != [name for name, _, _ in here.calls] for t in others):
         return None
-    for (name, *here), (_, *second), (_, *first) in zip(*(t.calls for t in traces), strict=True):
-        inputs, outputs = (_mixed(here[k], second[k], first[k]) for k in (0, 1))
+    for (name, *own), *replaced in zip(here.calls, *(t.calls for t in others), strict=True):
+        inputs, outputs = (_mixed(own[k], [r[k + 1] for r in replaced]) for k in (0, 1))
         if outputs and not inputs:
             return name
     return None
@@ -64,11 +109,13 @@ def _traced(model: nn.Module, run: Callable[[Any], Any], batch: Any) -> _Trace:
     return trace
 
 
-def _mixed(here: list[Tensor], second: list[Tensor], first: list[Tensor]) -> bool:
-    """Whether any entry depends on both samples. Where shapes differ from pass to pass, nothing can be said."""
-    for x, y, z in zip(here, second, first, strict=False):
-        if x.shape == y.shape == z.shape and bool((_differs(x, y) & _differs(x, z)).any()):
-            return True
+def _mixed(here: list[Tensor], others: list[list[Tensor]]) -> bool:
+    """Whether any entry depends on several samples. Where shapes differ from pass to pass, nothing can be said."""
+    for x, *replaced in zip(here, *others, strict=False):
+        if all(y.shape == x.shape for y in replaced):
+            changes = sum(_differs(x, y).int() for y in replaced)
+            if isinstance(changes, Tensor) and bool((changes > 1).any()):
+                return True
     return False
 
 

@@ -1,153 +1,207 @@
-"""Passes that can be compared: on chosen samples, with the same random draws, and nothing left behind."""
+"""Passes that can be compared: on chosen samples, with draws held still, and nothing left behind."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..batch import replaced, tensors_in
-from ..layout import same_random_numbers, unchanged
+from ..errors import PrivacyViolation
+from ..lesson import same_random_numbers
+from .draws import PICKED, Drawn, Draws, Kind, Stand, classified
+from .draws_elsewhere import DrawsElsewhere
+from .state import State, Weights
+
+#: Seed of the model's own generators in the first round: no other's.
+_OWN = 7_919
 
 Losses = Callable[..., Tensor]
 
 
-class Batch:
-    """The user's example batch, from which samples can be taken.
+@dataclass(frozen=True)
+class Script:
+    """What a pass draws: of torch, and of numpy and Python; ``chance`` if more than numbers of single samples."""
 
-    Args:
-        data: the arguments of the loss function after the model (a tuple or list), or its one argument (a mapping or a
-            tensor). In every tensor as long as the first, dimension 0 is the sample.
+    torch: list[Kind | None]
+    elsewhere: list[Kind | None]
+    chance: bool
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What a pass left behind: values by name, and weights that aren't what they were."""
+
+    state: State
+    weights: dict[str, Tensor]
+
+    def differing(self, other: Trace) -> dict[str, bool]:
+        """Names of what isn't the same in the other, and whether ``state_dict`` holds it."""
+        found = dict.fromkeys(self.state.differing(other.state))
+        names = dict.fromkeys([*self.weights, *other.weights])
+        moved = [
+            n
+            for n in names
+            if n not in self.weights or n not in other.weights or not torch.equal(self.weights[n], other.weights[n])
+        ]
+        return {n: self.state.saves(n) or other.state.saves(n) for n in found} | dict.fromkeys(moved, True)
+
+
+@dataclass
+class Pass:
+    """A pass under way."""
+
+    draws: Draws
+    elsewhere: DrawsElsewhere
+
+
+@dataclass
+class Replays:
+    """The user's model and loss, run again and again.
+
+    Attributes:
+        model, loss_fn: the user's.
+        total: how many samples are looked at.
+        asleep: whether an engine is giving itself a lesson.
+        weights: as they were.
+        scripts: by round.
+        own_generators: whether numbers came from generators of numpy or Python that belong to model or loss.
     """
 
-    def __init__(self, data: Any) -> None:
-        self.data = (data,) if isinstance(data, (Mapping, Tensor)) else tuple(data)
-        tensors = [t for t in tensors_in(self.data) if t.dim() > 0]
-        if not tensors:
-            raise TypeError("the batch holds no tensor with a batch dimension; pass e.g. (inputs, labels)")
-        self.size = tensors[0].shape[0]
+    model: nn.Module
+    loss_fn: Losses
+    total: int
+    asleep: Callable[[], bool] = lambda: False
+    weights: Weights = field(init=False)
+    scripts: dict[int, Script] = field(default_factory=dict)
+    own_generators: bool = False
+    _drawn: dict[tuple[int, int], list[Any]] = field(default_factory=dict)
 
-    def _each(self, change: Callable[[Tensor], Tensor]) -> tuple[Any, ...]:
-        def of(value: Any) -> Any:
-            own = isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == self.size
-            return change(value.detach()) if own else value
+    def __post_init__(self) -> None:
+        self.weights = Weights(self.model)
+        self._devices = sorted({p.device.index for p in self.model.parameters() if p.is_cuda})
 
-        return replaced(self.data, of)
+    def loss(self, arguments: tuple[Any, ...]) -> Tensor:
+        return self.loss_fn(self.model, *arguments)
 
-    def pick(self, *samples: int) -> tuple[Any, ...]:
-        """The samples with these indices, in this order."""
-        return self._each(lambda t: t[list(samples)])
+    def loss_of_one(self, arguments: tuple[Any, ...]) -> Tensor:
+        """``[1]``: of a batch of one sample.
 
-    def changed(self, samples: Sequence[int], *, times: Mapping[int, float]) -> tuple[Any, ...]:
-        """As :meth:`pick`, the sample at position ``i`` of the result with its real entries multiplied by ``times[i]``
-        (and by zero, with all its entries).
+        Raises:
+            PrivacyViolation: the model or the loss can't be computed for one sample.
+            ValueError, TypeError: the loss isn't one number per sample.
         """
+        try:
+            loss = self.loss(arguments)
+        except Exception as error:
+            raise PrivacyViolation(
+                f"the model or the loss can't be computed for a batch of one sample ({type(error).__name__}): either they mix "
+                "samples, or the sample isn't dimension 0 of every tensor in the batch (sequence-first tensors must be "
+                "transposed)"
+            ) from error
+        _require_one(loss)
+        return loss
 
-        def change(t: Tensor) -> Tensor:
-            t = t[list(samples)]
-            for i, factor in times.items():
-                if t.is_floating_point() or factor == 0:
-                    t[i] = t[i] * factor if factor else torch.zeros_like(t[i])
-            return t
+    @contextmanager
+    def alike(self, samples: Sequence[int], round_: int = 0, like: Sequence[Drawn] = ()) -> Iterator[Pass]:
+        """Inside, the sample at place i draws what ``samples[i]`` always draws in this round. After it, model, loss and
+        generators are as they were.
+        """
+        stand, script = Stand(tuple(samples), self.total, round_), self.scripts.get(round_)
+        state = State.of(self.model, self.loss_fn)
+        elsewhere = DrawsElsewhere(script and script.elsewhere, stand, self.asleep)
+        state.reseed(_OWN + round_)
+        before, own = state.positions, [g for g in state.generators if isinstance(g, torch.Generator)]
+        draws = Draws(script and script.torch, stand, self._devices, own, self.asleep, self._drawn, like)
+        try:
+            with same_random_numbers(self._devices), elsewhere.held(), draws:
+                yield Pass(draws, elsewhere)
+        finally:
+            self.own_generators |= state.positions != before
+            state.restore()
+            self.weights.restore()
 
-        return self._each(change)
+    def hide_lessons(self) -> Callable[[], None]:
+        """Put back all that an engine's lessons leave behind before the pass itself; gives what ends that."""
+        states: list[State] = []
+
+        def first(*_: Any) -> None:
+            states.append(State.of(self.model, self.loss_fn))
+
+        def last(*_: Any) -> None:
+            states.pop().restore()
+            self.weights.restore()
+
+        handles = [
+            self.model.register_forward_pre_hook(first, prepend=True),
+            self.model.register_forward_pre_hook(last),
+        ]
+
+        def end() -> None:
+            for handle in handles:
+                handle.remove()
+
+        return end
+
+    def rehearse(
+        self, every: tuple[Any, ...], others: Sequence[tuple[Any, ...]], one: tuple[Any, ...], round_: int
+    ) -> list[Trace]:
+        """Learn what passes of this round draw.
+
+        Args:
+            every: a batch of all samples.
+            others: batches of other samples, as many.
+            one: the first sample alone.
+
+        Returns:
+            What was left behind by ``every`` and by each of ``others``, with the same draws.
+        """
+        traces, made = [], []
+        for arguments in (every, *others):
+            with self.alike(range(self.total), round_) as several, torch.no_grad():
+                self._loss_of_several(arguments, one)
+                traces.append(self.trace())
+            made.append(several)
+        with self.alike([0], round_, made[0].draws.made) as single, torch.no_grad():
+            self.loss_of_one(one)
+        of_torch = classified(single.draws.made, [p.draws.made for p in made], self.total)
+        elsewhere = classified(single.elsewhere.made, [p.elsewhere.made for p in made], self.total)
+        drawn = self.own_generators or any(p.elsewhere.numbers or p.elsewhere.made for p in made)
+        chance = drawn or any(kind is not None and kind.is_shared_number for kind in of_torch)
+        self.scripts[round_] = Script(of_torch, elsewhere, chance)
+        return traces
+
+    def _loss_of_several(self, arguments: tuple[Any, ...], one: tuple[Any, ...]) -> None:
+        try:
+            self.loss(arguments)
+        except Exception:
+            self.loss_of_one(one)  # where that fails too, it says more
+            raise
+
+    def trace(self) -> Trace:
+        """What there is now."""
+        return Trace(State.of(self.model, self.loss_fn), self.weights.look())
 
     @property
-    def has_real_inputs(self) -> bool:
-        return any(t.is_floating_point() and t.dim() > 0 and t.shape[0] == self.size for t in tensors_in(self.data))
+    def rounds(self) -> range:
+        """Which rounds to make: one, if samples draw nothing but numbers of their own."""
+        return range(len(PICKED) if self.scripts[0].chance else 1)
 
 
-class ConstantDraws(TorchDispatchMode):
-    """Random numbers of torch replaced by constants, so that a sample is treated alike in every batch and place.
-
-    Dropout keeps everything, a uniform number is a little below the middle of its range, a normal one half a deviation above
-    the mean, an integer the lowest. A random permutation moves every sample, so that a model that mixes samples at random
-    does mix them.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.half = False  # whether anything was computed in half precision (autocast, say)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        draw = _DRAWS.get(func.overloadpacket)
-        result = func(*args, **kwargs) if draw is None else draw(func, args, kwargs)
-        self.half = self.half or (isinstance(result, Tensor) and result.dtype in (torch.bfloat16, torch.float16))
-        return result
-
-
-def _in_place(value: Callable[[Sequence[Any], Mapping[str, Any]], Any]) -> Callable[..., Any]:
-    return lambda func, args, kwargs: args[0].fill_(value(args[1:], kwargs))
-
-
-def _filled(value: float) -> Callable[..., Any]:
-    """For factories and ``*_like``: the operation is run for its shape, dtype and device."""
-    return lambda func, args, kwargs: func(*args, **kwargs).fill_(value)
-
-
-def _given(args: Sequence[Any], kwargs: Mapping[str, Any], place: int, name: str, default: float) -> Any:
-    return args[place] if len(args) > place else kwargs.get(name, default)
-
-
-def _middle(args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
-    low, high = _given(args, kwargs, 0, "from", 0.0), _given(args, kwargs, 1, "to", 1.0)
-    return low + _UNIFORM * (high - low)
-
-
-def _above_mean(args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
-    return _given(args, kwargs, 0, "mean", 0.0) + _given(args, kwargs, 1, "std", 1.0) / 2
-
-
-def _normal(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
-    result = func(*args, **kwargs)
-    return result.zero_().add_(_above_mean(args, kwargs))
-
-
-def _deranged(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
-    return func(*args, **kwargs).sort().values.roll(1)
-
-
-def _lowest(place: int) -> Callable[..., Any]:
-    """For random integers: the lowest, which stands at this place of the arguments where it is given."""
-
-    def fill(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
-        low = args[place] if "low" in func._overloadname else 0
-        return func(*args, **kwargs).fill_(low)
-
-    return fill
-
-
-_UNIFORM = 0.47  # not one half: `rand < 0.5` keeps
-_aten = torch.ops.aten
-_DRAWS: dict[Any, Callable[..., Any]] = {
-    _aten.bernoulli_: _in_place(lambda args, kwargs: 1),
-    _aten.bernoulli: _filled(1.0),
-    _aten.uniform_: _in_place(_middle),
-    _aten.normal_: _in_place(_above_mean),
-    _aten.normal: _normal,
-    _aten.rand: _filled(_UNIFORM),
-    _aten.rand_like: _filled(_UNIFORM),
-    _aten.randint: _lowest(0),
-    _aten.randint_like: _lowest(1),
-    _aten.randn: _filled(0.5),
-    _aten.randn_like: _filled(0.5),
-    _aten.exponential_: _in_place(lambda args, kwargs: 1.0),
-    _aten.randperm: _deranged,
-    _aten.native_dropout: lambda func, args, kwargs: (args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)),
-}
-
-
-@contextmanager
-def comparable(model: nn.Module) -> Iterator[ConstantDraws]:
-    """Inside, every pass draws the same numbers; after it, model and generators are as they were."""
-    devices = sorted({p.device.index for p in model.parameters() if p.is_cuda})
-    with same_random_numbers(devices), unchanged(model), ConstantDraws() as draws:
-        yield draws
+def _require_one(loss: Any) -> None:
+    if not isinstance(loss, Tensor):
+        raise TypeError(f"loss_fn gave {type(loss).__name__}; it must give a tensor [B] of losses, one per sample")
+    if loss.dim() == 0:
+        raise ValueError("loss_fn gave a single number; it must give one loss per sample, [B]: use reduction='none'")
+    if tuple(loss.shape) != (1,):
+        raise PrivacyViolation(
+            f"loss_fn gave losses of shape {tuple(loss.shape)} for a batch of one sample: it must be (1,). If the first "
+            "dimension of an input is the sequence, transpose it so that the sample comes first; if each sample has "
+            "several losses, reduce them, e.g. losses.flatten(1).mean(1)"
+        )
 
 
 @contextmanager

@@ -1,0 +1,299 @@
+"""Random draws of torch held still: a sample draws the same numbers in every batch and at every place.
+
+Plain torch draws the numbers of a batch from one stream, so a sample meets other numbers alone than in a batch, and the two
+can't be compared. Here each draw of a pass is recognised (the first, the second, ..) and made sample by sample, each from a
+stream of its own. Which dimension of a draw holds the samples is learnt from the shapes that it has for one sample and for
+several; what has the same shape for both is shared by the samples of a batch, and the same in every pass.
+
+Numbers of which each sample has one lie in falling order: a model that sorts them does move its samples. A random permutation
+moves every sample too. A draw that fits neither (for ragged rows) is a constant. In other rounds other numbers are drawn, and
+a single number that all samples share is low, or high: whatever is done with some probability is done in one of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+#: Which of several candidates a shared number is in each round: the middle one, the lowest, the highest.
+PICKED = (0.5, 0.0, 1.0)
+CANDIDATES = 33
+
+SHARED = -1  # in the place of a sample: what all samples share
+
+_aten = torch.ops.aten
+
+#: Draws in whose numbers, one a sample, an order may be sought.
+_ORDERED = {
+    _aten.rand, _aten.rand_like, _aten.randn, _aten.randn_like, _aten.uniform_, _aten.normal_, _aten.exponential_,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One draw: the function, its arguments if no tensor is among them, and the shape of the numbers."""
+
+    what: Any
+    args: tuple[Any, ...] | None
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A draw as one sample makes it, and the dimension that holds the samples; None if they share it."""
+
+    single: Drawn
+    axis: int | None
+
+    @property
+    def is_shared_number(self) -> bool:
+        return self.axis is None and math.prod(self.single.shape) == 1
+
+
+def classified(single: Sequence[Drawn], batches: Sequence[Sequence[Drawn]], size: int) -> list[Kind | None]:
+    """What each draw is, from a pass on one sample and passes on ``size`` samples; None where it isn't clear."""
+    kinds: list[Kind | None] = []
+    for one, *several in zip(single, *batches, strict=False):
+        try:
+            axes = {axis_of(one, many, size) for many in several}
+            kinds.append(Kind(one, axes.pop()) if len(axes) == 1 else None)
+        except ValueError:
+            kinds.append(None)
+    return kinds
+
+
+def axis_of(one: Drawn, many: Drawn, size: int) -> int | None:
+    """The dimension in which a draw for ``size`` samples is so many times as long; None if it is as long.
+
+    Raises:
+        ValueError: neither.
+    """
+    if many.what != one.what or len(many.shape) != len(one.shape):
+        raise ValueError
+    longer = [d for d, (a, b) in enumerate(zip(one.shape, many.shape, strict=True)) if a != b]
+    if not longer:
+        return None
+    if len(longer) > 1 or many.shape[longer[0]] != size * one.shape[longer[0]]:
+        raise ValueError
+    return longer[0]
+
+
+def quantile(numbers: Sequence[Any], share: float) -> Any:
+    """Of numbers in rising order."""
+    return numbers[int(share * (len(numbers) - 1))]
+
+
+def share_of(sample: int, total: int) -> float:
+    """Where a sample's number lies among those that might have been drawn: evenly spread, the first sample's highest."""
+    return 1 - (sample + 0.5) / total
+
+
+def stream(round_: int, place: int, sample: int) -> int:
+    """The seed for the draw at this place of a pass, of one sample."""
+    return ((round_ + 1) * 1_000_003 + place) * 1_000_003 + sample + 1
+
+
+@dataclass(frozen=True)
+class Stand:
+    """Who stands where in a pass.
+
+    Attributes:
+        samples: at each place of the batch.
+        total: how many samples there are in all.
+        round: see :data:`PICKED`.
+    """
+
+    samples: tuple[int, ...]
+    total: int
+    round: int
+
+
+class Draws(TorchDispatchMode):
+    """Holds the draws of one pass still, or records them.
+
+    Args:
+        kinds: of the draws, in order; None to record them in ``made``.
+        drawn: numbers that might have been drawn, by round and place: kept from pass to pass.
+        like: what a pass on several samples has drawn, to tell from it what one sample shares with others.
+        stand: of the samples.
+        devices: CUDA devices in use.
+        own: generators that belong to the model or the loss; draws from others aren't touched.
+        asleep: whether the engine is giving itself a lesson, with draws of its own.
+    """
+
+    def __init__(
+        self, kinds: Sequence[Kind | None] | None, stand: Stand, devices: list[int], own: Collection[torch.Generator],
+        asleep: Callable[[], bool], drawn: dict[tuple[int, int], list[Any]], like: Sequence[Drawn] = (),
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self._drawn, self._like = drawn, like
+        self._kinds, self._stand, self._devices, self._own, self._asleep = kinds, stand, devices, own, asleep
+        self._places: dict[bytes, int] = {}
+        self._next = 0
+        self.made: list[Drawn] = []
+        self.half = False  # whether anything was computed in half precision (autocast, say)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self._is_draw(func, args, kwargs):
+            own = {**kwargs, "generator": None} if "generator" in kwargs else kwargs
+            make = self._recorded if self._kinds is None else self._still
+            result = make(self._place(), func, args, own)
+        else:
+            result = func(*args, **kwargs)
+        self.half = self.half or (isinstance(result, Tensor) and result.dtype in (torch.bfloat16, torch.float16))
+        return result
+
+    def _is_draw(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        if torch.Tag.nondeterministic_seeded not in func.tags or self._asleep():
+            return False
+        if "scaled_dot_product" in func._opname and not any(isinstance(a, float) and a > 0 for a in args[3:]):
+            return False  # attention without dropout
+        generator = kwargs.get("generator")
+        # Torch hands on another object of the same generator.
+        return generator is None or any(torch.equal(generator.get_state(), own.get_state()) for own in self._own)
+
+    def _place(self) -> int:
+        """How many draws of the pass came before: told by torch's generator, which checkpoints put back to draw again."""
+        place = self._places.get(_state(), self._next)
+        torch.rand(())
+        self._next = place + 1
+        self._places[_state()] = self._next
+        return place
+
+    def _recorded(self, place: int, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        result = func(*args, **kwargs)
+        drawn = Drawn(func.overloadpacket, _plain(args), tuple(_first(result).shape))
+        self.made.append(drawn)
+        like = drawn if len(self._stand.samples) > 1 else next(iter(self._like[place : place + 1]), None)
+        if like is not None and like.what == drawn.what and math.prod(like.shape) == 1 == math.prod(drawn.shape):
+            return self._number(place, func, args, kwargs)  # as it will be, for much may hang on it
+        return result
+
+    def _still(self, place: int, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if func.overloadpacket is _aten.randperm:
+            return func(*args, **kwargs).sort().values.roll(1)
+        assert self._kinds is not None
+        kind = self._kinds[place] if place < len(self._kinds) else None
+        if kind is None or kind.single.what != func.overloadpacket:
+            return _constant(func, args, kwargs)
+        if kind.is_shared_number:
+            return self._number(place, func, args, kwargs)
+        if kind.axis is None:
+            return self._from(stream(self._stand.round, place, SHARED), func, args, kwargs)
+        calls = self._calls(kind, args)
+        if calls is None:
+            return _constant(func, args, kwargs)
+        try:
+            parts = [
+                self._of_sample(place, sample, kind, func, call, kwargs)
+                for sample, call in zip(self._stand.samples, calls, strict=True)
+            ]
+        except RuntimeError:  # it isn't made sample by sample: an order of samples that multinomial draws, say
+            return _constant(func, args, kwargs)
+        if args and isinstance(args[0], Tensor) and _shares(_first(parts[0]), args[0]):
+            return args[0]  # in place
+        return _joined(parts, kind.axis)
+
+    def _calls(self, kind: Kind, args: Sequence[Any]) -> Sequence[Sequence[Any]] | None:
+        """The arguments for each sample; None where the samples can't be told apart."""
+        number, axis = len(self._stand.samples), kind.axis
+        if kind.single.args is not None:
+            return [kind.single.args] * number
+        assert axis is not None
+        share = kind.single.shape[axis]
+
+        def own(value: Any) -> bool:
+            return isinstance(value, Tensor) and value.dim() > axis and value.shape[axis] == number * share
+
+        if not any(map(own, args)):
+            return None
+        return [[a.narrow(axis, i * share, share) if own(a) else a for a in args] for i in range(number)]
+
+    def _of_sample(
+        self, place: int, sample: int, kind: Kind, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        if func.overloadpacket not in _ORDERED or math.prod(kind.single.shape) != 1:
+            return self._from(stream(self._stand.round, place, sample), func, args, kwargs)
+        chosen = quantile(self._candidates(place, func, args, kwargs), share_of(sample, self._stand.total))
+        return func(*args, **kwargs).fill_(chosen)
+
+    def _number(self, place: int, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """One number for all samples, that lies as the round says among those that might have been drawn."""
+        chosen = quantile(self._candidates(place, func, args, kwargs), PICKED[self._stand.round])
+        result = func(*args, **kwargs)
+        _first(result).fill_(chosen)
+        return result
+
+    def _candidates(self, place: int, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """Numbers that might have been drawn here, in rising order."""
+        if (self._stand.round, place) not in self._drawn or not self._kinds:
+            streams = (stream(self._stand.round, place, s) for s in range(CANDIDATES))
+            numbers = sorted(_first(self._from(s, func, args, kwargs)).item() for s in streams)
+            self._drawn[self._stand.round, place] = numbers
+        return self._drawn[self._stand.round, place]
+
+    def _from(self, seed: int, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        with torch.random.fork_rng(self._devices):
+            torch.manual_seed(seed)
+            return func(*args, **kwargs)
+
+
+def _state() -> bytes:
+    return torch.get_rng_state().numpy().tobytes()
+
+
+def _plain(args: Sequence[Any]) -> tuple[Any, ...] | None:
+    return None if any(isinstance(a, Tensor) for a in args) else tuple(args)
+
+
+def _first(result: Any) -> Tensor:
+    return result if isinstance(result, Tensor) else result[0]
+
+
+def _shares(x: Tensor, y: Tensor) -> bool:
+    return x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
+
+
+def _joined(parts: Sequence[Any], axis: int) -> Any:
+    if isinstance(parts[0], Tensor):
+        return torch.cat(list(parts), axis)
+    return tuple(
+        torch.cat(list(p), axis) if isinstance(p[0], Tensor) and p[0].dim() > axis else p[0]
+        for p in zip(*parts, strict=True)
+    )
+
+
+def _constant(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """A draw whose samples can't be told apart: dropout keeps everything, other numbers are all alike."""
+    if func.overloadpacket is _aten.native_dropout:
+        return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
+    result = func(*args, **kwargs)
+    for tensor in [result] if isinstance(result, Tensor) else []:
+        lowest = 1 if tensor.is_floating_point() else 0
+        tensor.fill_(_CONSTANTS[func.overloadpacket](args) if func.overloadpacket in _CONSTANTS else lowest)
+    return result
+
+
+def _given(args: Sequence[Any], place: int, default: float) -> Any:
+    return args[place] if len(args) > place else default
+
+
+_UNIFORM = 0.47  # not one half: `rand < 0.5` keeps
+_CONSTANTS: dict[Any, Callable[[Sequence[Any]], float]] = {
+    _aten.uniform_: lambda args: _given(args, 1, 0.0) + _UNIFORM * (_given(args, 2, 1.0) - _given(args, 1, 0.0)),
+    _aten.normal_: lambda args: _given(args, 1, 0.0) + _given(args, 2, 1.0) / 2,
+    _aten.rand: lambda args: _UNIFORM,
+    _aten.rand_like: lambda args: _UNIFORM,
+    _aten.randint: lambda args: 0 if len(args) < 3 else args[0],
+    _aten.randint_like: lambda args: 0 if len(args) < 3 else args[1],
+    _aten.random_: lambda args: args[1] if len(args) > 2 else 0,
+    _aten.randn: lambda args: 0.5,
+    _aten.randn_like: lambda args: 0.5,
+}
