@@ -148,3 +148,87 @@ def test_settings_that_dont_fit(change, message):
 def test_planned_groups_are_planned_before():
     with pytest.raises(ValueError, match="as boundaries"):
         train_cell(workload(), experiment="t", cell={}, settings=replace(PRIVATE, clipping="planned:2"))
+
+
+class Enough(Exception):
+    pass
+
+
+def stopping_at(last: int):
+    def tell(step: int, steps: int) -> None:
+        if step == last:
+            raise Enough
+
+    return tell
+
+
+def test_without_privacy_a_run_that_was_stopped_ends_where_it_would_have(tmp_path):
+    settings = replace(PRIVATE, epsilon=None, schedule="linear")
+    whole, ours = workload(), workload()
+    train_cell(whole, experiment="t", cell={"n": 0}, settings=settings)
+    with pytest.raises(Enough):
+        train_cell(ours, experiment="t", cell={"n": 0}, settings=settings, folder=tmp_path, tell=stopping_at(5))
+    again = workload()
+    told = []
+    result = train_cell(
+        again, experiment="t", cell={"n": 0}, settings=settings, folder=tmp_path, tell=lambda step, _: told.append(step)
+    )
+    assert told == list(range(6, 13)) and result.settings["steps_timed"] == 7
+    for mine, theirs in zip(again.model.parameters(), whole.model.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-12)
+    assert [path.name for path in (tmp_path / "t").iterdir()] == [results.cell_file(tmp_path, "t", {"n": 0}).name]
+
+
+@pytest.mark.parametrize("thresholds", [1.0, gc.Adaptive()])
+def test_a_private_run_that_was_stopped_takes_the_steps_that_are_left(tmp_path, thresholds):
+    settings = replace(PRIVATE, thresholds=thresholds)
+    first, again = workload(), workload()
+    with pytest.raises(Enough):
+        train_cell(first, experiment="t", cell={}, settings=settings, folder=tmp_path, tell=stopping_at(7))
+    (kept,) = (tmp_path / "t" / "underway").iterdir()
+    assert kept.stat().st_mode & 0o077 == 0
+    taken, steps = [], []
+
+    def tell(step: int, _: int) -> None:
+        steps.append(step)
+        if not taken:
+            taken.append([p.detach().clone() for p in again.model.parameters()])
+
+    result = train_cell(again, experiment="t", cell={}, settings=settings, folder=tmp_path, tell=tell)
+    assert steps == [8, 9, 10, 11, 12]
+    assert (
+        result.privacy["steps"] == 12 and result.privacy["epsilon"] <= 3.0 and result.privacy["sampling"] == "groupclip"
+    )
+    # the eighth AdamW step moves no coordinate by more than 1.03 lr (Cauchy-Schwarz over its averages) from where the stopped run
+    # was; the start is further away: each step moves 66 coordinates by about lr, in directions that noise decides
+    moved = [(p - q).abs().max().item() for p, q in zip(taken[0], first.model.parameters(), strict=True)]
+    start = [(p - q).abs().max().item() for p, q in zip(taken[0], workload().model.parameters(), strict=True)]
+    assert max(moved) <= 1.1 * settings.lr < max(start)
+    assert not (tmp_path / "t" / "underway").exists()
+
+
+def test_a_crash_goes_back_to_the_last_checkpoint(tmp_path):
+    ours = workload()
+    losses, batches = ours.losses, []
+
+    def failing(model, batch):
+        batches.append(1)
+        if len(batches) > 20:
+            raise RuntimeError("out of memory")
+        return losses(model, batch)
+
+    broken = replace(ours, losses=failing)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        train_cell(broken, experiment="t", cell={}, settings=PRIVATE, folder=tmp_path, checkpoint_seconds=0.0)
+    steps = []
+    result = train_cell(
+        workload(), experiment="t", cell={}, settings=PRIVATE, folder=tmp_path, tell=lambda step, _: steps.append(step)
+    )
+    assert steps[0] > 2 and steps == list(range(steps[0], 13)) and result.privacy["steps"] == 12
+
+
+def test_a_state_of_other_settings_is_refused(tmp_path):
+    with pytest.raises(Enough):
+        train_cell(workload(), experiment="t", cell={}, settings=PRIVATE, folder=tmp_path, tell=stopping_at(2))
+    with pytest.raises(results.ResultError, match="other settings; delete it"):
+        train_cell(workload(), experiment="t", cell={}, settings=replace(PRIVATE, lr=0.1), folder=tmp_path)

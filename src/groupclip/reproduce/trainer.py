@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from ..attaching import attach
@@ -22,6 +22,7 @@ from ..styles import PLANNED
 from . import results
 from .results import Result
 from .settings import TrainSettings
+from .underway import SECONDS, Underway
 from .workload import Batch, Workload
 
 Tell = Callable[[int, int], None]  # (step, steps): after every step
@@ -29,7 +30,7 @@ Tell = Callable[[int, int], None]  # (step, steps): after every step
 
 def train_cell(
     workload: Workload, *, experiment: str, cell: Mapping[str, Any], settings: TrainSettings, folder: Path | None = None,
-    device: torch.device | str = "cpu", tell: Tell | None = None,
+    device: torch.device | str = "cpu", tell: Tell | None = None, checkpoint_seconds: float = SECONDS,
 ) -> Result:  # fmt: skip
     """Train the workload's model (in place) and score it on its held-out records.
 
@@ -40,74 +41,101 @@ def train_cell(
     Args:
         experiment, cell: what the result is filed under; see :class:`groupclip.reproduce.results.Result`.
         folder: where results lie. A cell that has one already isn't trained again; None keeps nothing.
-        tell: called after every step with its number and how many there are; may raise to stop.
+        tell: called after every step with its number and how many there are; may raise to stop, and then the same call
+            goes on from there if there is a folder.
+        checkpoint_seconds: how often the state of a cell under way is kept; see :mod:`groupclip.reproduce.underway`.
     """
     if folder is not None and (done := results.find(folder, experiment, cell)) is not None:
         return done
     device = torch.device(device)
     workload.model.to(device)
     _measure_from_here(device)
+    underway = Underway(folder, experiment, cell, settings.to_dict(), checkpoint_seconds)
     began = time.perf_counter()
     if settings.epsilon is None:
-        privacy, groups = _plain(workload, settings, device, tell), 0
+        taken, groups = _plain(workload, settings, device, tell, underway), 0
+        privacy = {}
     else:
         mechanism = settings.mechanism(len(workload.train))  # type: ignore[arg-type]
-        engine = train_privately(workload, settings, mechanism, device, tell)
+        engine, taken = train_privately(workload, settings, mechanism, device, tell, underway)
         privacy, groups = _spent(engine, settings.delta), len(engine.partition)
     seconds = time.perf_counter() - began
-    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else workload.predicted_peak
+    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+    told = {**settings.to_dict(), "workload": dict(workload.description), "steps_timed": taken}
     result = Result(
-        experiment=experiment, cell=dict(cell), settings={**settings.to_dict(), "workload": dict(workload.description)},
-        privacy=privacy, groups=groups, metrics=workload.evaluate(workload.model), seconds=seconds, peak_bytes=peak,
-        environment=environment(device),
+        experiment=experiment, cell=dict(cell), settings=told, privacy=privacy, groups=groups,
+        metrics=workload.evaluate(workload.model), seconds=seconds, peak_bytes=peak, environment=environment(device),
     )  # fmt: skip
     if folder is not None:
         results.save(folder, result)
+        underway.end()
     return result
 
 
 def train_privately(
-    workload: Workload, settings: TrainSettings, mechanism: Mechanism, device: torch.device, tell: Tell | None = None
-) -> Engine:
-    """All steps of the mechanism's plan. Returns the engine, detached: its ledger and record say what was spent.
+    workload: Workload, settings: TrainSettings, mechanism: Mechanism, device: torch.device, tell: Tell | None = None,
+    underway: Underway | None = None,
+) -> tuple[Engine, int]:  # fmt: skip
+    """The steps of the mechanism's plan that aren't taken yet.
 
     Dropout masks come from the operating system's randomness: with masks known beforehand, one sample more in a batch
     would visibly shift the masks of those after it.
+
+    Returns:
+        The engine, detached: its ledger and record say what was spent; and how many steps were taken here.
     """
     model = workload.model
     torch.manual_seed(secrets.randbits(63))
     optimizer = _optimizer(workload, settings)
-    groups = _groups(workload, settings, optimizer, device)
-    engine = attach(model, optimizer, groups, mechanism, clip=settings.clip, thresholds=settings.thresholds)
+    engine = attach(model, optimizer, _groups(settings), mechanism, clip=settings.clip, thresholds=settings.thresholds)
+    assert engine.ledger is not None
+    begun = 0 if underway is None else underway.restore(model, optimizer, engine)
     model.train()
-    batches = poisson_batches(workload.train, mechanism, settings.microbatch, collate=workload.collate)
-    for step, batch in enumerate(batches, start=1):
+    batches = poisson_batches(workload.train, mechanism, settings.microbatch, start=begun, collate=workload.collate)
+    for step, batch in enumerate(batches, start=begun + 1):
         for microbatch in batch:
             engine.backward(workload.losses(model, to_device(microbatch, device)))
         _update(optimizer, settings.learning_rate(step, mechanism.steps))
-        if tell is not None:
-            tell(step, mechanism.steps)
+        _between(step, mechanism.steps, tell, underway, model, optimizer, engine)
     engine.detach()
-    return engine
+    return engine, mechanism.steps - begun
 
 
-def _plain(workload: Workload, settings: TrainSettings, device: torch.device, tell: Tell | None) -> dict[str, Any]:
-    """Training without privacy: nothing that is left in the result says otherwise."""
+def _plain(
+    workload: Workload, settings: TrainSettings, device: torch.device, tell: Tell | None, underway: Underway
+) -> int:
+    """Training without privacy; how many steps were taken here. After a resume dropout has new masks."""
     model, records = workload.model, len(workload.train)  # type: ignore[arg-type]
     steps = settings.steps_on(records)
     torch.manual_seed(settings.seed)
     optimizer = _optimizer(workload, settings)
+    begun = underway.restore(model, optimizer, None)
     model.train()
     batches = shuffled(records, settings.batch_size, settings.seed)
-    for step, rows in enumerate(itertools.islice(batches, steps), start=1):
+    for step, rows in enumerate(itertools.islice(batches, begun, steps), start=begun + 1):
         for first in range(0, len(rows), settings.microbatch):
             part = [workload.train[row] for row in rows[first : first + settings.microbatch]]
             losses = workload.losses(model, to_device(workload.collate(part), device))
             (losses.sum() / len(rows)).backward()
         _update(optimizer, settings.learning_rate(step, steps))
+        _between(step, steps, tell, underway, model, optimizer, None)
+    return steps - begun
+
+
+def _between(
+    step: int, steps: int, tell: Tell | None, underway: Underway | None, model: nn.Module, optimizer: Optimizer,
+    engine: Engine | None,
+) -> None:  # fmt: skip
+    """After a step: tell, and keep the state if it is time or if somebody asked to stop."""
+    try:
         if tell is not None:
             tell(step, steps)
-    return {}
+    except BaseException:
+        if underway is not None:
+            underway.save(step, model, optimizer, engine)
+        raise
+    if underway is not None and step < steps and underway.due():
+        underway.save(step, model, optimizer, engine)
 
 
 def shuffled(records: int, batch_size: int, seed: int) -> Iterator[list[int]]:
@@ -138,8 +166,8 @@ def _optimizer(workload: Workload, settings: TrainSettings) -> Optimizer:
     return SGD(parameters, lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
 
 
-def _groups(workload: Workload, settings: TrainSettings, optimizer: Optimizer, device: torch.device) -> Any:
-    """The groups; a planned style is planned for a full microbatch, of records whose values don't matter."""
+def _groups(settings: TrainSettings) -> str | Mapping[str, str]:
+    """ValueError for groups that would be planned here: a result has to say which they were."""
     if not isinstance(settings.clipping, str) or not settings.clipping.startswith(PLANNED):
         return settings.clipping
     raise ValueError(
