@@ -73,6 +73,15 @@ def test_the_verdict_says_when_nothing_could_be_shown() -> None:
     assert "No violation could have been found" in str(report)
 
 
+def test_the_verdict_says_when_delta_forbids_such_confidence() -> None:
+    """With probability delta all may leak, so a bound that is wrong more rarely than that can't exist."""
+    game = gc.CanaryAudit(canaries=100, guesses=50, delta=1e-3, confidence=0.9999)
+    coins = game.coins()
+    report = game.judge(coins, coins.double(), epsilon=8.0)
+    assert report.right == 50 and report.epsilon_lower == report.epsilon_ceiling == 0
+    assert "a confidence of 0.998 or more shows nothing at all" in str(report)
+
+
 def test_coins_are_fair_and_fresh() -> None:
     game = gc.CanaryAudit(canaries=100_000)
     first, second = game.coins(), game.coins()

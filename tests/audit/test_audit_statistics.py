@@ -9,11 +9,11 @@ import pytest
 from scipy.stats import binom, norm
 
 from groupclip.auditing.statistics import (
+    enough_trials,
     epsilon_at_least,
-    guesses_epsilon,
-    guesses_p_value,
     most_likely_rate,
     mu_at_least,
+    noticed_factor,
 )
 
 RATES = (0.001, 0.02, 0.3085, 0.5, 0.9)
@@ -63,41 +63,23 @@ def _weights(trials: int, false_alarm: float, miss: float) -> np.ndarray:
     return np.outer(binom.pmf(counts, trials, false_alarm), binom.pmf(counts, trials, miss))
 
 
-@pytest.mark.parametrize("guesses", [40, 200])
-@pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 0.0), (1.0, 0.0), (4.0, 0.0), (1.0, 1e-3), (2.0, 1e-5)])
-def test_guesses_exceed_the_true_epsilon_as_rarely_as_they_say(guesses: int, epsilon: float, delta: float) -> None:
-    """Each canary answered by randomised response, and with probability delta outright: (epsilon, delta)-DP."""
-    right = np.arange(guesses + 1)
-    chance = delta + (1 - delta) / (1 + math.exp(-epsilon))
-    law = binom.pmf(right, guesses, chance)
-    bounds = np.array([guesses_epsilon(200, guesses, int(v), delta, 0.95) for v in right])
-    assert law[bounds > epsilon].sum() <= 0.05
-    assert (np.diff(bounds) >= 0).all()
-    # must be found: a run that is far less private than epsilon = 0.5
-    loud = binom.pmf(right, guesses, 1 / (1 + math.exp(-4.0)))
-    assert loud[bounds > 0.5].sum() > 0.99
+@pytest.mark.parametrize("factor", [2.0, 2**0.5])
+@pytest.mark.parametrize("mu", [0.3, 1.0, 2.0])
+def test_the_power_is_what_it_says(mu: float, factor: float) -> None:
+    """Exactly: all pairs of counts, under noise that is too small by the factor, and under sound noise."""
+    trials = enough_trials(mu, factor, 0.99, 10_000)
+    assert noticed_factor(mu, trials, 0.99) <= factor < noticed_factor(mu, trials * 9 // 10, 0.99)
+    counts = np.arange(trials + 1)
+    limits = -norm.ppf([most_likely_rate(int(k), trials, 0.005) for k in counts])
+    found = limits[:, None] + limits[None, :] > mu
+    assert _weights(trials, *[norm.cdf(-factor * mu / 2)] * 2)[found].sum() >= 0.95
+    assert _weights(trials, *[norm.cdf(-mu / 2)] * 2)[found].sum() <= 0.01
+    # the twin: a third of the trials would miss it more often than that
+    few = _weights(trials // 3, *[norm.cdf(-factor * mu / 2)] * 2)
+    limits = -norm.ppf([most_likely_rate(int(k), trials // 3, 0.005) for k in range(trials // 3 + 1)])
+    assert few[limits[:, None] + limits[None, :] > mu].sum() < 0.95
 
 
-def test_guesses_that_all_leak_at_once_are_covered_by_delta() -> None:
-    """With probability delta EVERY membership is published: (0, delta)-DP, and the case that the theorem's second term is for."""
-    canaries, delta, doubt = 1000, 1e-4, 0.05
-    wrong = guesses_p_value(canaries, canaries, canaries, 0.0, delta)
-    assert wrong >= delta  # such a run has all guesses right with probability delta, at epsilon = 0
-    assert guesses_epsilon(canaries, canaries, canaries, delta, doubt) >= 0
-    assert guesses_p_value(canaries, canaries, canaries, 0.0, 0.0) < delta  # without the term it would be a false alarm
-
-
-@pytest.mark.parametrize(("guesses", "ceiling"), [(100, 3.5), (1000, 5.8), (5000, 7.4)])
-def test_all_right_gives_the_ceiling(guesses: int, ceiling: float) -> None:
-    found = guesses_epsilon(guesses, guesses, guesses, 0.0, 0.95)
-    assert found == pytest.approx(-math.log(0.05 ** (-1 / guesses) - 1), abs=1e-6)
-    assert found == pytest.approx(ceiling, abs=0.05)
-
-
-def test_the_theorem_term_by_term() -> None:
-    """Against the sum as the theorem has it, in plain Python."""
-    m, r, v, epsilon, delta = 30, 12, 9, 0.7, 0.01
-    chance = math.exp(epsilon) / (1 + math.exp(epsilon))
-    pmf = [math.comb(r, w) * chance**w * (1 - chance) ** (r - w) for w in range(r + 1)]
-    slope = max(sum(pmf[max(0, v - i) : v]) * 2 / i for i in range(1, m + 1))
-    assert guesses_p_value(m, r, v, epsilon, delta) == pytest.approx(sum(pmf[v:]) + m * delta * slope, rel=1e-9)
+def test_too_few_trials_have_no_power() -> None:
+    assert noticed_factor(5.0, 100, 0.99) == math.inf
+    assert enough_trials(0.001, 2.0, 0.99, 5_000) == 5_000

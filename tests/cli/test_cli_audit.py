@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from groupclip.cli.app import run
 from groupclip.noise import SecureNoise
+from groupclip.run import start
 
 SMALL = [
     "audit",
@@ -22,14 +24,26 @@ SMALL = [
     "--batch-size",
     "200",
 ]
+REQUEST = {
+    "task": "digits",
+    "model": "linear",
+    "clipping": "layer-wise",
+    "epsilon": 3.0,
+    "batch_size": 64,
+    "device": "cpu",
+}
 SMALL += ["--steps", "3", "--trials", "40", "--canaries", "60", "--confidence", "0.999999"]  # a false alarm: 2e-6
 
 
 def test_both_audits_in_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*SMALL, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["plan"]["dataset_size"] == 1437 + 60
+    assert found["plan"]["dataset_size"] == 1437
     assert found["step"]["trials"] == 40
+    assert found["step"]["mu_claimed"] == pytest.approx(1 / found["plan"]["noise_multiplier"])  # the plan's own noise
+    assert found["run"]["epsilon_claimed"] == pytest.approx(
+        found["epsilon_claimed"], rel=1e-3
+    )  # at the plan's own rate
     assert found["step"]["mu_of_canary"] == pytest.approx(found["step"]["mu_claimed"], rel=0.01)
     assert found["run"]["guesses"] == 12
     for name in ("step", "run"):
@@ -52,6 +66,47 @@ def test_a_violation_is_a_failure(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert "VIOLATION" in capsys.readouterr().out
 
 
+def test_without_numbers_the_audit_could_refute_the_claim(capsys: pytest.CaptureFixture[str]) -> None:
+    """Trials that notice half of the noise, canaries that could show more than epsilon. A false alarm: 2e-6."""
+    asked = [*SMALL[:7], "--noise-multiplier", "1", "--batch-size", "100", "--steps", "2", "--confidence", "0.999999"]
+    assert run([*asked, "--delta", "1e-9", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["plan"]["noise_multiplier"] == 1
+    assert found["step"]["trials"] < 1000
+    assert found["run"]["epsilon_ceiling"] > found["run"]["epsilon_claimed"]
+
+
+def test_half_of_the_noise_is_noticed_by_the_default_trials(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Noise that is too small by 2.5 is missed with probability below 1e-4; by 2, with 5 % at most, as the report says."""
+    add = SecureNoise.add_
+    monkeypatch.setattr(SecureNoise, "add_", lambda self, tensor, std: add(self, tensor, std / 2.5))
+    asked = [*SMALL[:7], "--noise-multiplier", "1", "--steps", "2", "--canaries", "0"]
+    assert run(asked) == 1
+    assert "would be noticed with probability 95 %" in capsys.readouterr().out
+
+
+def test_the_plan_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    kind = {"sampling": "truncated-poisson", "adjacency": "zero-out", "hardened": True, "allocation": "threshold"}
+    made = start({**REQUEST, "steps": 3, **kind}, out).train()
+    audited = ["audit", "--run", str(out), "--trials", "20", "--canaries", "50", "--confidence", "0.999999", "--json"]
+    assert run(audited) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["plan"]["noise_multiplier"] == made.noise_multiplier
+    assert found["epsilon_claimed"] == made.epsilon
+    assert found["plan"]["sampling"] == "truncated-poisson"
+    assert run([*audited, "--epsilon", "2"]) == 2
+    assert "has all settings of that run: leave --epsilon out" in capsys.readouterr().err
+    record = out / "release" / "privacy.json"
+    record.write_text(record.read_text().replace('"noise_multiplier": ', '"noise_multiplier": 1'))
+    assert run(audited) == 2
+    assert "is of another plan" in capsys.readouterr().err
+    assert run(["audit", "--run", str(tmp_path / "nothing")]) == 2
+    assert "can't be read" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -59,6 +114,8 @@ def test_a_violation_is_a_failure(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         (["--model", "no-such"], "no-such"),
         (["--epsilon", "-1"], "epsilon"),
         (["--trials", "1"], "trials"),
+        (["--noise-multiplier", "1"], "give either --epsilon or --noise-multiplier"),
+        (["--sampling", "without-replacement"], "use adjacency='replace-one'"),
     ],
 )
 def test_wrong_arguments(wrong: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,3 +126,10 @@ def test_wrong_arguments(wrong: list[str], message: str, capsys: pytest.CaptureF
 def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["audit", "--help"]) == 0
     assert "groupclip audit --task digits --clipping uniform:2 --epsilon 3" in capsys.readouterr().out
+
+
+def test_what_is_missing_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["audit", "--epsilon", "1"]) == 2
+    assert "no task is given" in capsys.readouterr().err
+    assert run([*SMALL[:7]]) == 2
+    assert "no epsilon is given" in capsys.readouterr().err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 from dataclasses import dataclass
 
@@ -10,10 +9,8 @@ import torch
 from torch import Tensor
 
 from ..arguments import whole
+from .guesses import guessed_share, guesses_epsilon
 from .report import RunAudit
-from .statistics import guesses_epsilon
-
-GUESSED = 0.2  # of the canaries: near the best from epsilon 1 to 8, by simulation of a Gaussian run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +36,7 @@ class CanaryAudit:
 
     def __post_init__(self) -> None:
         m = whole("canaries", self.canaries, least=2)
-        r = max(2, math.floor(GUESSED * m)) if self.guesses is None else whole("guesses", self.guesses, least=2)
+        r = guessed_share(m) if self.guesses is None else whole("guesses", self.guesses, least=2)
         if r > m:
             raise ValueError(f"guesses={r} is more than the {m} canaries; use at most that many")
         if not 0 <= self.delta < 1:

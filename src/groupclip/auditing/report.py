@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ..mechanism import Mechanism
+from .statistics import noticed_factor
 
 ABOUT = "This audit's figures are about made-up canaries alone: no statistic of a private sample is in them."
 
@@ -46,6 +48,11 @@ class StepAudit:
         return self.mu_lower > self.mu_claimed
 
     @property
+    def noticed_factor(self) -> float:
+        """Noise that is too small by this factor would have been noticed, with probability 95 % at least; inf if none would."""
+        return noticed_factor(self.mu_claimed, self.trials, self.confidence)
+
+    @property
     def epsilon_claimed(self) -> float:
         """Of one step on a batch that surely holds the sample."""
         return _gaussian_epsilon(self.mu_claimed, self.delta)
@@ -80,6 +87,7 @@ class StepAudit:
             f"  one step      epsilon at least {self.epsilon_lower:.3f}, claimed at most {self.epsilon_claimed:.3f} ({d}, the "
             "sample surely in the batch, Gaussian noise)",
             f"                epsilon at least {self.epsilon_any_noise:.3f} whatever the noise",
+            "  power         " + self._power(),
         ]
         if self.steps > 1:
             lines.append(
@@ -98,6 +106,11 @@ class StepAudit:
                 "  The noise that was sampled is reproducible from a seed: no epsilon can be claimed for it at all."
             )
         return "\n".join([*lines, f"  {ABOUT}"])
+
+    def _power(self) -> str:
+        if self.noticed_factor == math.inf:
+            return "NONE: with so few trials no error in the noise would be noticed; take more"
+        return f"noise too small by a factor of {self.noticed_factor:.2f} would be noticed with probability 95 %"
 
 
 def _gaussian_epsilon(mu: float, delta: float, steps: int = 1) -> float:
@@ -137,6 +150,9 @@ class RunAudit:
     def __str__(self) -> str:
         if self.violates:
             verdict = "VIOLATION: the run reveals more than it claims."
+        elif self.epsilon_ceiling == 0 and 1 - self.confidence <= self.canaries * self.delta / self.guesses:
+            most = 1 - self.canaries * self.delta / self.guesses
+            verdict = f"No violation could have been found: at this delta a confidence of {most:g} or more shows nothing at all."
         elif self.epsilon_ceiling <= self.epsilon_claimed:
             verdict = "No violation could have been found: that would take more canaries and guesses."
         else:

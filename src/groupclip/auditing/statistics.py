@@ -5,11 +5,6 @@ confidence would be false (of a mechanism that leaks nothing, a third of such au
 """
 
 import math
-from collections.abc import Callable
-
-import numpy as np
-
-_MOST_EPSILON = 50.0
 
 
 def most_likely_rate(errors: int, trials: int, doubt: float) -> float:
@@ -55,48 +50,30 @@ def epsilon_at_least(false_alarms: int, misses: int, trials: int, delta: float, 
     return max(0.0, *found) if found else 0.0
 
 
-def guesses_p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """How likely an (epsilon, delta)-DP run lets an attacker be right so often.
+def noticed_factor(mu: float, trials: int, confidence: float, sure: float = 0.95) -> float:
+    """How much too small the noise must be for an audit of so many trials to notice, with probability ``sure`` at least.
 
-    Theorem 5.2 of Steinke, Nasr and Jagielski (2023). With W of the binomial law of ``guesses`` trials with probability
-    ``e^epsilon / (1 + e^epsilon)``: ``P[right] <= P[W >= right] + 2 m delta max_i P[right > W >= right - i] / i``.
-
-    Args:
-        canaries: m, each in or out of the run by its own fair coin.
-        guesses: on how many of them the attacker did guess, a number fixed beforehand.
-        right: how many of the guesses were right.
+    Noise too small by a factor f makes the two worlds f mu apart, and the middle rule errs with probability Phi(-f mu / 2) on
+    either side. The bound exceeds mu for sure where both counts of errors are at most the k for which :func:`mu_at_least` does.
     """
-    from scipy.special import bdtrc, gammaln
+    from scipy.special import bdtri, ndtr, ndtri
 
-    chance = 1 / (1 + math.exp(-epsilon))
-    above = float(bdtrc(right - 1, guesses, chance)) if right > 0 else 1.0
-    if delta == 0 or right == 0:
-        return min(1.0, above)
-    w = np.arange(right - 1, -1, -1, dtype=np.float64)  # right - 1, right - 2, .., 0
-    choose = gammaln(guesses + 1) - gammaln(w + 1) - gammaln(guesses - w + 1)
-    # log(1 - chance) from epsilon: 1 - chance would lose its digits
-    weights = np.exp(
-        choose - w * math.log1p(math.exp(-epsilon)) - (guesses - w) * (epsilon + math.log1p(math.exp(-epsilon)))
-    )
-    slope = float(np.max(np.cumsum(weights) / np.arange(1, right + 1)))
-    return min(1.0, above + 2 * canaries * delta * slope)
+    doubt, claimed = (1 - confidence) / 2, float(ndtr(-mu / 2))
+    low, high = -1, trials  # errors that are few enough, and too many
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if most_likely_rate(middle, trials, doubt) < claimed else (low, middle)
+    if low < 0:
+        return math.inf
+    # the error rate at which at most so many errors come up with probability sqrt(sure), in each world
+    rate = float(bdtri(low, trials, math.sqrt(sure)))
+    return max(1.0, -2 * float(ndtri(rate)) / mu)
 
 
-def guesses_epsilon(canaries: int, guesses: int, right: int, delta: float, confidence: float) -> float:
-    """The epsilon that a run must have had at least, at ``delta``, with this confidence: the first that isn't rejected."""
-    return _first(
-        lambda epsilon: guesses_p_value(canaries, guesses, right, epsilon, delta) > 1 - confidence, _MOST_EPSILON
-    )
-
-
-def _first(accepted: Callable[[float], bool], most: float) -> float:
-    """The smallest argument in [0, most] at which ``accepted`` turns true, rounded down."""
-    if accepted(0.0):
-        return 0.0
-    step = 1 / 16
-    low = next((k * step for k in range(int(most / step)) if accepted((k + 1) * step)), most - step)
-    high = low + step
-    for _ in range(30):
-        middle = (low + high) / 2
-        low, high = (low, middle) if accepted(middle) else (middle, high)
-    return low
+def enough_trials(mu: float, factor: float, confidence: float, most: int, sure: float = 0.95) -> int:
+    """About the fewest trials (``most`` at most) of which noise too small by ``factor`` is noticed (:func:`noticed_factor`)."""
+    low, high = 10, most
+    while high > low:
+        middle = (low + high) // 2
+        low, high = (low, middle) if noticed_factor(mu, middle, confidence, sure) <= factor else (middle + 1, high)
+    return high

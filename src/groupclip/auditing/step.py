@@ -31,9 +31,13 @@ from ..noise import NoiseSource
 from ..partition import Partition
 from ..spent import default_delta
 from ..thresholds import Thresholds
-from ..validate.replay import Batch, Losses
+from ..validate.replay import Losses
+from ..validate.samples import Batch
 from .report import StepAudit
-from .statistics import epsilon_at_least, mu_at_least
+from .statistics import enough_trials, epsilon_at_least, mu_at_least
+
+#: Trials that are taken where no number is given.
+LEAST, MOST = 200, 20_000
 
 #: Scales that are tried for the canary's loss, in multiples of the one that brings its gradient to the threshold.
 _SCALES = tuple(2.0**k for k in range(-12, 13))
@@ -51,7 +55,7 @@ def audit(
     thresholds: Thresholds = 1.0,
     allocation: str | Mapping[str, float] = "equal",
     noise: NoiseSource | None = None,
-    trials: int = 1000,
+    trials: int | None = None,
     confidence: float = 0.999,
     delta: float | None = None,
 ) -> StepAudit:
@@ -63,7 +67,8 @@ def audit(
         batch: at least 2 samples that need NO protection (made up, or public): the last is the canary. The report tells
             about them, and about no others.
         groups, mechanism, clip, thresholds, allocation, noise: as for :func:`groupclip.attach`.
-        trials: steps taken on each of the two batches; the cost is a step's on that batch.
+        trials: steps taken on each of the two batches; the cost is a step's on that batch. By default as many as notice noise
+            that is too small by a factor of 2 with probability 95 %, between 200 and 20,000.
         confidence: probability with which each bound in the report holds at least: a sound step is reported as a
             violation with probability ``1 - confidence`` at most.
         delta: for the figures in epsilon; ``default_delta`` of the plan's data set by default.
@@ -76,7 +81,6 @@ def audit(
         GroupClipError: the canary has no gradient in any group, or moves nothing after clipping.
         ValueError, TypeError, PrivacyViolation: arguments that don't fit, also as :func:`groupclip.attach`.
     """
-    trials = whole("trials", trials, least=10)
     if not 0.5 <= confidence < 1:
         raise ValueError(f"confidence={confidence!r} must be in [0.5, 1)")
     if isinstance(thresholds, Adaptive):
@@ -86,6 +90,9 @@ def audit(
         )
     delta = default_delta(mechanism.dataset_size) if delta is None else delta
     claimed = 1 / mechanism.step.one_sided
+    if trials is None:
+        trials = max(LEAST, enough_trials(claimed, 2.0, confidence, MOST))
+    trials = whole("trials", trials, least=10)
     network = copy.deepcopy(model)
     optimizer = torch.optim.SGD([p for p in network.parameters() if p.requires_grad], lr=0.0)  # weights stay
     plan = replace(mechanism, steps=2 * trials)

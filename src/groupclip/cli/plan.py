@@ -43,6 +43,13 @@ def plan_options(command: Command) -> Command:
     return command
 
 
+def sampling_options(command: Command) -> Command:
+    """Add the options of :data:`SAMPLING` to a command."""
+    for option in reversed(SAMPLING):
+        command = option(command)
+    return command
+
+
 def plan(given: dict[str, Any], noise_multiplier: float | None = None) -> tuple[Mechanism, float]:
     """The mechanism and the delta that the options of :func:`plan_options` mean; takes them out of ``given``.
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..tasks import Task
 
 _OPTIONS = (
-    click.option("--task", required=True, help="digits, mnist, fashion-mnist, imagefolder:PATH or csv:PATH."),
+    click.option("--task", help="digits, mnist, fashion-mnist, imagefolder:PATH or csv:PATH."),
     click.option("--data", type=click.Path(path_type=Path), help="Path of the task's files, if it isn't in --task."),
     click.option("--task-option", multiple=True, metavar="NAME=VALUE", help="E.g. text_column=review; repeatable."),
     click.option("--model", help="As for groupclip train; default: the task's own."),
@@ -51,19 +51,26 @@ def chosen(given: Mapping[str, Any]) -> Chosen:
     Raises:
         ValueError, TypeError, FileNotFoundError: as for ``groupclip train``.
     """
-    from ..run.build import groups_of, model_of
-    from ..run.config import checked_request
-    from ..run.config import task_options as options_of
-    from ..run.resolve import resolve
-    from ..tasks import load_task
-
     settings = {name: value for name, value in given.items() if name not in ("data", "task_option", "model_option")}
     settings |= {
         "data": None if given["data"] is None else str(given["data"]),
         "task_options": parse_options("--task-option", given["task_option"]),
         "model_options": parse_options("--model-option", given["model_option"]),
     }
+    return built(settings)
+
+
+def built(settings: Mapping[str, Any]) -> Chosen:
+    """Build what settings of a run name, by the names of its ``run.yaml``; None is left out. Errors as of :func:`chosen`."""
+    from ..run.build import groups_of, model_of
+    from ..run.config import checked_request
+    from ..run.config import task_options as options_of
+    from ..run.resolve import resolve
+    from ..tasks import load_task
+
     request = checked_request({name: value for name, value in settings.items() if value is not None})
+    if "task" not in request:
+        raise ValueError("no task is given: name one, e.g. --task digits or --task imagefolder:PATH")
     task = load_task(request["task"], request.get("data"), options_of(request.get("task_options", {})))
     config = resolve(request, task)
     model = model_of(config, task)

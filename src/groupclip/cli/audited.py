@@ -1,0 +1,138 @@
+"""What ``groupclip audit`` attacks: the plan of a task or of a run, its step, and a run of it with canaries."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim import SGD
+
+from ..adaptive import Adaptive
+from ..auditing import RunAudit, StepAudit, audit, audit_run
+from ..auditing.guesses import enough_canaries
+from ..hardened import HardenedNoise
+from ..mechanism import Mechanism
+from ..run.build import plan_of
+from ..run.config import read_yaml
+from .task import Chosen, built, chosen, cross_entropy
+
+MOST_CANARIES = 2_000  # that are taken where no number is given
+
+
+def of_settings(settings: Mapping[str, Any], noise_multiplier: float | None) -> tuple[Chosen, Mechanism]:
+    """Model, groups and plan of the options; calibrated for their epsilon, unless a noise multiplier is given.
+
+    Raises:
+        ValueError, TypeError, FileNotFoundError: as for ``groupclip train``.
+    """
+    if noise_multiplier is None:
+        asked = chosen(settings)
+        config = asked.config
+        plan = plan_of(config, asked.task)
+        return asked, plan.calibrate(epsilon=config.epsilon, delta=config.delta, accountant=config.accountant)
+    if settings["epsilon"] is not None:
+        raise ValueError("give either --epsilon or --noise-multiplier: one follows from the other")
+    if not noise_multiplier > 0:
+        raise ValueError(
+            f"--noise-multiplier {noise_multiplier:g} must be > 0: without noise there is no claim to audit"
+        )
+    asked = chosen({**settings, "epsilon": 1.0})  # a setting that a run can't be without; it isn't used
+    return asked, replace(plan_of(asked.config, asked.task), noise_multiplier=noise_multiplier)
+
+
+def of_run(folder: Path, others: Mapping[str, Any]) -> tuple[Chosen, Mechanism]:
+    """Model, groups and plan of the run in ``folder``: that of its release, or else calibrated again from its settings.
+
+    Raises:
+        ValueError: no run there, settings beside it, or a release that was made by another plan than ``run.yaml`` says.
+    """
+    given = [name for name, value in others.items() if value not in (None, ())]
+    if given:
+        raise ValueError(f"--run {folder} has all settings of that run: leave --{given[0].replace('_', '-')} out")
+    settings = read_yaml(folder / "run.yaml")
+    asked = built(settings)
+    plan = plan_of(asked.config, asked.task)
+    record = folder / "release" / "privacy.json"
+    if not record.is_file():
+        config = asked.config
+        return asked, plan.calibrate(epsilon=config.epsilon, delta=config.delta, accountant=config.accountant)
+    try:
+        stated = json.loads(record.read_text(encoding="utf-8"))
+        plan = replace(plan, noise_multiplier=stated["noise_multiplier"])
+        same = plan.plan_hash == stated["plan_hash"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{record} can't be read as a privacy record: {error}") from error
+    if not same:
+        raise ValueError(
+            f"{record} is of another plan than {folder / 'run.yaml'} and the data say now: audit the run where its files and data "
+            "are as they were, or give its settings as options"
+        )
+    return asked, plan
+
+
+def enough(task: Any, epsilon: float, delta: float, confidence: float) -> int:
+    """Canaries with which more than ``epsilon`` could be shown, by a fifth; as many as are affordable; 0 for users."""
+    if task.unit == "user":
+        return 0  # a canary is a sample: audit_run says so
+    return max(100, enough_canaries(1.2 * epsilon, delta, confidence, MOST_CANARIES))
+
+
+def step(asked: Chosen, plan: Mechanism, trials: int | None, confidence: float) -> StepAudit:
+    """The audit of one step, with the plan's noise, thresholds as they begin."""
+    one = replace(plan, steps=1)
+    return audit(
+        _shaken(asked.model), cross_entropy, _made_up(asked.task), asked.groups, one, trials=trials,
+        thresholds=asked.config.thresholds, **_common(asked, confidence),
+    )  # fmt: skip
+
+
+def whole_run(asked: Chosen, plan: Mechanism, canaries: int, confidence: float) -> RunAudit:
+    """The audit of a run at the plan's rate, noise and steps, canaries beside the samples."""
+    config, size = asked.config, plan.dataset_size + canaries
+    batch = plan.sample_rate * size
+    if plan.sampling != "poisson":
+        batch = round(batch)
+    beside = replace(plan, dataset_size=size, expected_batch_size=batch, max_batch_size=None)
+    thresholds = Adaptive(start=config.thresholds, **config.adaptive) if config.adaptive else config.thresholds
+    return audit_run(
+        asked.model, cross_entropy, asked.task.train, canaries, asked.groups, beside,
+        lambda parameters: SGD(parameters, lr=config.lr, momentum=config.momentum),
+        thresholds=thresholds, microbatch=config.microbatch, **_common(asked, confidence),
+    )  # fmt: skip
+
+
+def _common(asked: Chosen, confidence: float) -> dict[str, Any]:
+    config = asked.config
+    noise = HardenedNoise() if config.hardened else None
+    return {
+        "clip": config.clip,
+        "allocation": config.allocation,
+        "noise": noise,
+        "delta": config.delta,
+        "confidence": confidence,
+    }
+
+
+def _shaken(network: Any) -> Any:
+    """A copy with a little noise on its weights: a head that begins at zero would leave the groups below without gradient."""
+    shaken, generator = copy.deepcopy(network), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in shaken.parameters():
+            p.add_(torch.randn(p.shape, generator=generator) * 0.02)
+    return shaken
+
+
+def _made_up(task: Any, samples: int = 3) -> tuple[Any, Any]:
+    """Random inputs of the task's shape, and random labels."""
+    shape = (samples, *task.input_shape)
+    generator = torch.Generator().manual_seed(0)
+    if task.kind == "image":
+        inputs = torch.rand(shape, generator=generator) * 2 - 1
+    else:
+        inputs = torch.randint(1, task.vocabulary, shape, generator=generator)
+    return inputs, torch.randint(task.num_classes, (samples,), generator=generator)
