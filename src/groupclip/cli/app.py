@@ -9,6 +9,7 @@ import click
 
 from ..errors import GroupClipError
 from .audit import audit
+from .bench import bench
 from .bound import bound
 from .calibrate import calibrate
 from .check import check
@@ -34,7 +35,7 @@ def app() -> None:
     """
 
 
-for command in (train, check, audit, calibrate, epsilon, plan, bound, reproduce):
+for command in (train, check, audit, calibrate, epsilon, plan, bound, reproduce, bench):
     app.add_command(command)
 
 

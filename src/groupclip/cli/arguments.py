@@ -89,3 +89,14 @@ ACCOUNTANT = click.option(
     type=click.Choice(("PLD", "RDP", "exact"), case_sensitive=False),
     help="By that one's figure alone. Default: the smallest of those that are sound.",
 )
+
+
+def device_named(name: str) -> str:
+    """``auto`` as "cuda" or "cpu". ValueError for cuda where there is none."""
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda, but torch sees no CUDA device here; use --device cpu")
+    return name

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .arguments import arguments_at_fault, print_json
+from .arguments import arguments_at_fault, device_named, print_json
 from .cells import Lines
 from .signals import StopOnSignal
 
@@ -167,7 +167,7 @@ def _run(table: Table, *, scale: str, dry_run: bool, out: Path, as_json: bool, q
 
     wanted = {field: split(given[field]) for field in FIELDS if given[field] is not None}
     seeds = [int(seed) for seed in wanted.pop("seed", ["0"])] if scale == "full" else []  # small cells have theirs
-    device = _device(given["device"])
+    device = device_named(given["device"])
     if scale == "small":
         from ..reproduce.scaled.choice import small_jobs
 
@@ -237,13 +237,3 @@ def _dry(cells: Sequence[Cell], as_json: bool) -> None:
         click.echo(
             f"{len(rows)} runs: model, data, groups and noise are there. Stand-ins were used; nothing was trained."
         )
-
-
-def _device(name: str) -> str:
-    import torch
-
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda, but torch sees no CUDA device here; use --device cpu")
-    return name
