@@ -81,20 +81,26 @@ def test_beam_search_from_padded_prompts_is_that_from_each_alone(workload: Workl
     assert not any("\n" in text for text in together)
 
 
-def test_beam_search_finds_the_best_of_all_short_texts(workload: Workload) -> None:
-    """Two new tokens: every continuation can be tried. With as many beams as first words it couldn't miss; 5 are near."""
-    prompt = workload.collate.prompt("name[Zizzi]")  # type: ignore[attr-defined]
-    with torch.no_grad():
-        first = workload.model(input_ids=torch.tensor([prompt])).logits[0, -1].log_softmax(-1)
-        best = first.topk(5).indices
-        second = workload.model(input_ids=torch.tensor([[*prompt, int(i)] for i in best])).logits[:, -1].log_softmax(-1)
-    forbidden = [TOKENIZER("\n")["input_ids"][0], END]
-    second[:, forbidden] = -torch.inf
-    assert not set(best.tolist()) & set(forbidden)
-    total = first[best][:, None] + second
-    row, word = divmod(int(total.argmax()), total.shape[1])
-    expected = TOKENIZER.decode([int(best[row]), word]).strip()
-    assert generate(workload.model, ["name[Zizzi]"], workload.collate, 2) == [expected]  # type: ignore[arg-type]
+def test_beam_search_looks_beyond_the_likeliest_word_and_breaks_no_line() -> None:
+    """Word for word: after the prompt a line break 0.4, A 0.35, B 0.25; after A ten words, 0.1 each; else surely C."""
+    model = build("e2e", "gpt2-small", source=StandIn(records=2), length=32).model
+    a, b, c = (TOKENIZER(text)["input_ids"][0] for text in (" is", " was", " dull"))
+    others = [token for token in range(300, 320) if token not in (a, b, c)][:10]
+    line = TOKENIZER("\n")["input_ids"][0]
+    chances = torch.full((len(TOKENIZER), len(TOKENIZER)), 1e-9)
+    chances[END, line], chances[END, a], chances[END, b] = 0.4, 0.35, 0.25
+    chances[a, others] = 0.1
+    chances[b, c] = chances[line, c] = 1
+
+    def say(module: Any, arguments: Any, given: dict[str, Any], output: Any) -> Any:
+        output.logits = chances[given["input_ids"]].log()
+        return output
+
+    handle = model.register_forward_hook(say, with_kwargs=True)
+    try:
+        assert generate(model, ["name[Zizzi]"], PairBatches(TOKENIZER, 32), 2) == ["was dull"]
+    finally:
+        handle.remove()
 
 
 def test_every_table_is_scored_once_against_all_its_references() -> None:

@@ -66,6 +66,13 @@ def test_nist_halves_at_two_thirds_of_the_length() -> None:
     assert scores.nist(words("a b"), [words("a b c")]) == pytest.approx(0.5 * math.log2(3))
 
 
+def test_nist_compares_with_the_mean_length_of_the_references() -> None:
+    # Words a b c a b c d e: a, b, c weigh log2(8/2) = 2; "a b", "b c" and "a b c" weigh log2(2/2) = 0. Mean length 4, not 5.
+    beta = math.log(0.5) / math.log(1.5) ** 2
+    expected = 2 * math.exp(beta * math.log(3 / 4) ** 2)
+    assert scores.nist(words("a b c"), [words("a b c", "a b c d e")]) == pytest.approx(expected)
+
+
 def test_nist_of_single_references_is_nltks() -> None:
     nltk = pytest.importorskip("nltk.translate.nist_score")
     dice = random.Random(0)
