@@ -64,7 +64,7 @@ def bench(
         own = copy.deepcopy(model)
         return waiting(one_pass(own, lambda: loss(own, batch), of), device)
 
-    times = interleaved({way: prepared(of) for way, of in groups.items()}, rounds)
+    times = interleaved({way: prepared(of) for way, of in groups.items()}, rounds, clock_on(device))
     samples = number_of_samples(batch)
     return [timing(way, 0 if of is None else len(of), times, samples, peaks[way]) for way, of in groups.items()]
 
@@ -114,6 +114,12 @@ def interleaved(
             runs[way]()
             times[way].append(clock() - begun)
     return times
+
+
+def clock_on(device: torch.device) -> Callable[[], float]:
+    """Processor time where one thread does all the work, which other work on the machine disturbs less; else a clock."""
+    alone = device.type == "cpu" and torch.get_num_threads() == 1
+    return time.process_time if alone else time.perf_counter
 
 
 def waiting(run: Run, device: torch.device) -> Run:
