@@ -92,11 +92,11 @@ def test_thresholds_that_move():
         step(engine, optimizer)
         assert dict(engine.thresholds) != before
         assert [group.threshold for group in engine._groups] == list(engine.thresholds.values())
-    record = engine.record(delta=1e-5)
+    record = engine.record(delta=1e-5, sampling_vouched_by_user=True)
     assert record.realised_noise_multiplier == pytest.approx(sigma, rel=1e-9)
     assert list(record.other_releases) == [RELEASE]
     assert f"Released as well in every step, and paid for in the same figure: {RELEASE}" in record.text()
-    assert engine.epsilon(delta=1e-5) == PLAN.epsilon(delta=1e-5, steps=30)  # the price is in the plan
+    assert record.spent == PLAN.spent(delta=1e-5, steps=30)  # the price is in the plan
     engine.detach()
 
 

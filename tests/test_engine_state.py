@@ -13,6 +13,7 @@ from torch.utils.data import TensorDataset
 import groupclip as gc
 from check_attached import ENTRY, attached, plan, train
 from groupclip.errors import BudgetExceeded, PrivacyViolation
+from groupclip.noise import InsecureNoise, NoiseSource
 
 
 def test_state_is_plain_and_survives_json_and_weights_only() -> None:
@@ -45,13 +46,33 @@ def test_a_resumed_run_has_the_ledger_of_an_uninterrupted_one() -> None:
     state = json.loads(json.dumps(first[2].state_dict()))
     second = attached()
     second[2].load_state_dict(state)
-    assert second[2].epsilon(delta=1e-5) == first[2].epsilon(delta=1e-5)
+    vouched = {"delta": 1e-5, "sampling_vouched_by_user": True}
+    assert second[2].epsilon(**vouched) == first[2].epsilon(**vouched)
     train(*second, 3, first=2)
     assert second[2].state_dict() == whole[2].state_dict()
-    assert second[2].epsilon(delta=1e-5) == whole[2].epsilon(delta=1e-5)
+    assert second[2].epsilon(**vouched) == whole[2].epsilon(**vouched)
     train(*second, 1, first=5)
     with pytest.raises(BudgetExceeded, match="all 6 planned steps are released"):
         train(*second, 1, first=6)
+
+
+@pytest.mark.parametrize("first", [InsecureNoise(1), gc.HardenedNoise(), None], ids=repr)
+def test_the_noise_of_steps_before_a_resume_is_not_forgotten(first: NoiseSource | None) -> None:
+    """Steps with noise of a seed stay without epsilon, and hardened noise in half a run hardens nothing."""
+    before = attached(noise=first)
+    train(*before, 2)
+    state = json.loads(json.dumps(before[2].state_dict()))
+    for noise in (None, gc.HardenedNoise()):
+        model, optimizer, engine = attached(noise=noise)
+        engine.load_state_dict(state)
+        train(model, optimizer, engine, 1, first=2)
+        record = engine.record(delta=1e-5, sampling_vouched_by_user=True)
+        assert record.secure_noise == (not isinstance(first, InsecureNoise))
+        both = isinstance(first, gc.HardenedNoise) and noise is not None
+        assert record.to_dict()["hardened_against_floating_point_attacks"] == both
+        if isinstance(first, InsecureNoise):
+            with pytest.raises(PrivacyViolation, match="comes from a seed"):
+                engine.epsilon(delta=1e-5, sampling_vouched_by_user=True)
 
 
 def test_a_resumed_run_without_noise_is_the_uninterrupted_one() -> None:

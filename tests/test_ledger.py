@@ -59,7 +59,9 @@ def test_a_resumed_ledger_goes_on():
     resumed.load_state_dict(saved)
     assert resumed.state_dict() == saved
     resumed.record("groupclip")
-    assert resumed.epsilon(delta=1e-5) == PLAN.epsilon(delta=1e-5)
+    assert resumed.epsilon(delta=1e-5, sampling_vouched_by_user=True) == PLAN.epsilon(delta=1e-5)
+    with pytest.raises(PrivacyViolation, match=r"1 of 3 steps .*sampling_vouched_by_user=True"):
+        resumed.epsilon(delta=1e-5)
     with pytest.raises(BudgetExceeded):
         resumed.check()
 

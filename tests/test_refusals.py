@@ -176,6 +176,12 @@ def epsilon_of_a_seed() -> None:
     attached(noise=InsecureNoise(1))[2].epsilon(delta=1e-5)
 
 
+def epsilon_of_the_users_batches() -> None:
+    model, optimizer, engine = attached()
+    train(model, optimizer, engine, 2)
+    engine.epsilon(delta=1e-5)
+
+
 def epsilon_of_another_samplers_ledger() -> None:
     model, optimizer, engine = attached()
     train(model, optimizer, engine, 2)
@@ -226,6 +232,10 @@ REFUSED: dict[str, tuple[Callable[[], None], type[Exception], str, str]] = {
     "steps beyond the plan": (beyond_the_plan, BudgetExceeded, "all 2 planned steps are released", "plan more steps"),
     "epsilon beyond the plan": (epsilon_beyond_the_plan, ValueError, "steps=3 is past the plan of 2", "plan that many steps"),
     "epsilon with noise of a seed": (epsilon_of_a_seed, PrivacyViolation, "comes from a seed", "attach without noise="),
+    "epsilon of a run whose sampler was replaced": (
+        epsilon_of_the_users_batches, PrivacyViolation, "2 of 2 steps were on batches that groupclip didn't draw",
+        "sampling_vouched_by_user=True",
+    ),
     "epsilon of another sampler's ledger": (
         epsilon_of_another_samplers_ledger, PrivacyViolation, r"expected_batch_size 4 \(here 8\)", r"Mechanism\.from_dict",
     ),
@@ -242,8 +252,8 @@ def test_refused_by_name(name: str) -> None:
     assert re.search(fix, str(refusal.value)), str(refusal.value)
 
 
-def test_a_run_whose_sampler_was_replaced_has_an_epsilon_on_a_condition_only(caplog: pytest.LogCaptureFixture) -> None:
-    """Not refused, for a user's own sampler may be a Poisson sampler; but never stated as if groupclip had drawn."""
+def test_a_run_whose_sampler_was_replaced_has_an_epsilon_on_somebodys_word_only() -> None:
+    """A user's own sampler may be a Poisson sampler, but nobody can see that: it takes a word by name, which is told."""
     model, optimizer, engine = attached()
     for logical in gc.poisson_batches(DATA, plan()):
         for part in logical:
@@ -252,17 +262,24 @@ def test_a_run_whose_sampler_was_replaced_has_an_epsilon_on_a_condition_only(cap
             engine.backward(losses(model))  # samples that weren't drawn
         optimizer.step()
         optimizer.zero_grad()
-        engine.epsilon(delta=1e-5)
-        assert engine.ledger is not None and bool(caplog.records) == (engine.ledger.steps >= 4)
-    (warning,) = caplog.records  # once a run
-    assert "1 of 4 steps were on batches that groupclip didn't draw" in warning.getMessage()
-    assert "Draw them by groupclip.logical_batches" in warning.getMessage()
+        assert engine.ledger is not None
+        if engine.ledger.steps < 4:
+            assert engine.epsilon(delta=1e-5) > 0
+        else:
+            with pytest.raises(PrivacyViolation, match=r"1 of \d steps were on batches that groupclip didn't draw"):
+                engine.epsilon(delta=1e-5)
     record = engine.record(delta=1e-5)
     assert not record.sampling_is_ours
+    assert record.spent is None
     assert record.to_dict()["sampling_used"] == {"groupclip": 5, "user": 1}
     for told in (record.text(), gc.statement.model_card(record)):
+        assert "in 1 of 6 steps groupclip didn't draw the batch, and nobody vouches for it that the sampling was Poisson" in told
+    vouched = engine.record(delta=1e-5, sampling_vouched_by_user=True)
+    assert vouched.spent == plan().spent(delta=1e-5) and engine.epsilon(delta=1e-5, sampling_vouched_by_user=True) > 0
+    for told in (vouched.text(), gc.statement.model_card(vouched)):
         assert "provided that the batches were Poisson samples" in told
         assert "In 1 of the 6 steps the sampling was the user's own; the figure holds only if" in told
+        assert "whoever trained the model vouches for it" in told
 
 
 def test_noise_is_drawn_in_full_precision_inside_autocast() -> None:

@@ -99,11 +99,28 @@ def test_why_it_is_not_private():
     ],
 )
 def test_whose_sampling_it_was(steps, words):
-    text = record(steps_by_sampler=steps).text()
+    vouched = record(steps_by_sampler=steps, sampling_vouched_by_user=True)
+    text = vouched.text()
     assert words in text
+    assert "whoever trained the model vouches for it" in text
     assert "groupclip drew every batch" not in text
     assert "at delta = 1e-05, provided that the batches were Poisson samples" in text
-    assert record(steps_by_sampler=steps).to_dict()["sampling_used"] == steps
+    assert vouched.to_dict()["sampling_used"] == steps
+    assert vouched.to_dict()["sampling_vouched_by_user"] is True
+
+
+@pytest.mark.parametrize("own", [0, 240])
+def test_sampling_that_nobody_vouches_for_has_no_epsilon(own):
+    made = record(steps_by_sampler={"groupclip": own, "user": 250 - own})
+    facts, text = made.to_dict(), made.text()
+    assert (facts["private"], facts["epsilon"], facts["accountant"]) == (False, None, None)
+    assert f"in {250 - own} of 250 steps groupclip didn't draw the batch, and nobody vouches" in text
+    assert "NOT PRIVATE. No epsilon is claimed" in text
+    assert "epsilon =" not in text
+    assert "differential-privacy" not in model_card(made).split("---")[1]
+    # the twin: groupclip's own batches need nobody's word, and take none
+    ours = record(sampling_vouched_by_user=True)
+    assert ours.spent is not None and ours.to_dict()["sampling_vouched_by_user"] is False
 
 
 def test_a_run_that_goes_on():
@@ -206,7 +223,9 @@ def test_from_a_ledger_and_a_partition():
         secure_noise=True,
         unsafe=["losses"],
     )
-    assert made.spent == ledger.spent(delta=1e-5)
+    assert made.spent is None  # a step of the user's own, which nobody vouches for
+    vouched = dataclasses.replace(made, sampling_vouched_by_user=True)
+    assert vouched.spent == ledger.spent(delta=1e-5, sampling_vouched_by_user=True)
     assert made.noise_std == dict.fromkeys(groups.names, 1.01)
     assert (made.steps_by_sampler, made.partition_style) == ({"groupclip": 1, "user": 1}, "layer-wise")
     assert made.unsafe_statistics == ("losses",)

@@ -70,7 +70,7 @@ def test_what_was_assumed_is_told(changed, words):
 
 
 def test_batches_of_the_users_own():
-    own = {"steps_by_sampler": {"groupclip": 0, "user": 20}}
+    own = {"steps_by_sampler": {"groupclip": 0, "user": 20}, "sampling_vouched_by_user": True}
     assert "only if each batch was a Poisson sample at rate q" in record(PLAN, **own).text()
     fixed = dataclasses.replace(PLAN, sampling="without-replacement", adjacency="replace-one")
     assert "only if each batch was drawn so" in record(fixed, **own).text()

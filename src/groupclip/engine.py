@@ -7,7 +7,6 @@ noise and the division by the expected batch size come once per logical step, in
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -41,8 +40,6 @@ if TYPE_CHECKING:
     from .statement import PrivacyRecord
 
 
-_log = logging.getLogger("groupclip")
-
 #: What clipping, noise and the statement were made from when the engine was attached.
 _FACTS = frozenset({"partition", "clip", "thresholds", "mechanism", "noise", "ledger"})
 
@@ -69,7 +66,8 @@ class Engine:
         keep_uncompiled()
         self.ledger = None if mechanism is None else Ledger(mechanism)
         self._unsafe: set[str] = set()
-        self._warned = False  # of a sampler that isn't groupclip's
+        # of all steps, those before a resume included
+        self._secure, self._hardened = noise.secure, amounts.rounding > 0
         self._norms: dict[str, Tensor] = {}
         self._tape = Tape(self.clip, loss_reduction, self._clipped)
         self._groups = self._open_groups({n: p for n, p in model.named_parameters() if p.requires_grad})
@@ -218,41 +216,37 @@ class Engine:
         """Standard deviation of the noise on every coordinate of each group's summed gradient, in the next step."""
         return self._amounts.stds
 
-    def epsilon(self, *, delta: float) -> float:
-        """Epsilon spent so far at this delta. Where batches were the user's own, a warning in the log says what it rests on.
+    def epsilon(self, *, delta: float, sampling_vouched_by_user: bool = False) -> float:
+        """Epsilon spent so far at this delta.
+
+        Args:
+            sampling_vouched_by_user: batches that groupclip didn't draw were drawn as the plan says; nobody checks it.
 
         Raises:
-            PrivacyViolation: clipping alone, or noise that a seed reproduces: nothing can be claimed.
+            PrivacyViolation: clipping alone, noise that a seed reproduces, or batches of unknown sampling: nothing can be claimed.
         """
-        if not self.noise.secure:
+        if not self._secure:
             raise PrivacyViolation(
                 "the noise of this run comes from a seed and can be subtracted again, so no epsilon can be claimed; attach "
                 "without noise= for secure noise (mechanism.epsilon(delta=..) gives the figure of the plan)"
             )
-        ledger = self._require_ledger()
-        if ledger.steps_by_sampler["user"] and not self._warned:
-            self._warned = True
-            _log.warning(
-                "epsilon assumes %s batches, but %d of %d steps were on batches that groupclip didn't draw: it holds only if they "
-                "were drawn so. Draw them by groupclip.logical_batches(dataset, mechanism); shuffled batches protect less",
-                ledger.mechanism.sampling, ledger.steps_by_sampler["user"], ledger.steps,
-            )  # fmt: skip
-        return ledger.epsilon(delta=delta)
+        return self._require_ledger().epsilon(delta=delta, sampling_vouched_by_user=sampling_vouched_by_user)
 
-    def record(self, *, delta: float) -> PrivacyRecord:
-        """Every fact that a reader of the guarantee needs."""
+    def record(self, *, delta: float, sampling_vouched_by_user: bool = False) -> PrivacyRecord:
+        """Every fact that a reader of the guarantee needs. It claims no epsilon where :meth:`epsilon` raises."""
         from .statement import PrivacyRecord
 
         ledger = self._require_ledger()
         return PrivacyRecord.of(
             ledger, delta=delta, partition=self.partition, thresholds=self.thresholds, noise_std=self.noise_stds,
-            clip=self.clip.name, secure_noise=self.noise.secure, unsafe=sorted(self._unsafe),
-            other_releases=self._amounts.other_releases, rounding=self._amounts.rounding,
+            clip=self.clip.name, secure_noise=self._secure, unsafe=sorted(self._unsafe),
+            other_releases=self._amounts.other_releases, rounding=self._amounts.rounding if self._hardened else 0.0,
+            sampling_vouched_by_user=sampling_vouched_by_user,
         )  # fmt: skip
 
-    def statement(self, *, delta: float) -> str:
+    def statement(self, *, delta: float, sampling_vouched_by_user: bool = False) -> str:
         """The guarantee in words."""
-        return self.record(delta=delta).text()
+        return self.record(delta=delta, sampling_vouched_by_user=sampling_vouched_by_user).text()
 
     def unsafe_look(self, what: str) -> None:
         """Say that somebody looked at, logged or acted upon ``what``, a statistic of the training data without noise.
@@ -302,6 +296,7 @@ class Engine:
             "partition": self.partition.to_json(),
             "clip": repr(self.clip),
             "unsafe": sorted(self._unsafe),
+            "noise": {"secure": self._secure, "hardened": self._hardened},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -329,6 +324,9 @@ class Engine:
         for group in self._groups:
             group.threshold = self.thresholds[group.name]
         self._unsafe |= set(state["unsafe"])
+        if self.ledger is not None and self.ledger.steps:
+            self._secure = self._secure and state["noise"]["secure"] is True
+            self._hardened = self._hardened and state["noise"]["hardened"] is True
 
     def detach(self) -> None:
         """Make the model and the optimizer what they were: plain parameters, no hooks. Gradients are cleared.

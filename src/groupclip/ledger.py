@@ -52,13 +52,24 @@ class Ledger:
         self.check()
         self._steps[sampling] += 1
 
-    def spent(self, *, delta: float) -> PrivacySpent:
-        """What the released steps have spent at ``delta``."""
+    def spent(self, *, delta: float, sampling_vouched_by_user: bool = False) -> PrivacySpent:
+        """What the released steps have spent at ``delta``.
+
+        Raises:
+            PrivacyViolation: steps on batches that groupclip didn't draw, and nobody vouches for their sampling.
+        """
+        if self._steps["user"] and not sampling_vouched_by_user:
+            raise PrivacyViolation(
+                f"{self._steps['user']} of {self.steps} steps were on batches that groupclip didn't draw, and epsilon holds for "
+                f"{self.mechanism.sampling} batches alone: shuffled ones, or of a fixed size, protect less. Draw them by "
+                "groupclip.logical_batches(dataset, mechanism). If they were drawn as the plan says, and you answer for that, pass "
+                "sampling_vouched_by_user=True"
+            )
         return self.mechanism.spent(delta=delta, steps=self.steps)
 
-    def epsilon(self, *, delta: float) -> float:
-        """Epsilon of the released steps at ``delta``; 0 before the first."""
-        return self.spent(delta=delta).epsilon
+    def epsilon(self, *, delta: float, sampling_vouched_by_user: bool = False) -> float:
+        """Epsilon of the released steps at ``delta``; 0 before the first. As :meth:`spent`."""
+        return self.spent(delta=delta, sampling_vouched_by_user=sampling_vouched_by_user).epsilon
 
     def state_dict(self) -> dict[str, object]:
         """JSON-able: the plan, its hash and the counts. Holds no secret."""

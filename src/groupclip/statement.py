@@ -57,6 +57,8 @@ class PrivacyRecord:
             every step about the same batch, such as counts that set the thresholds.
         rounding: what a grid adds to the distance of neighbours, over the noise (:func:`groupclip.hardened.rounding`);
             0 where the noise is in floating point.
+        sampling_vouched_by_user: somebody answers for it that batches which groupclip didn't draw were drawn as the plan says.
+            Without that, no epsilon is claimed for them.
 
     Raises:
         ValueError: groups that differ between thresholds and noise_std; counts that aren't whole.
@@ -76,6 +78,7 @@ class PrivacyRecord:
     unit: str = ""
     other_releases: Mapping[str, float] = field(default_factory=dict)
     rounding: float = 0.0
+    sampling_vouched_by_user: bool = False
 
     def __post_init__(self) -> None:
         if self.mechanism.noise_multiplier is None:
@@ -122,6 +125,7 @@ class PrivacyRecord:
         unsafe: Sequence[str] = (),
         other_releases: Mapping[str, float] | None = None,
         rounding: float = 0.0,
+        sampling_vouched_by_user: bool = False,
     ) -> "PrivacyRecord":
         """The record of what ``ledger`` has counted so far; one number for ``noise_std`` is that of every group."""
         if not isinstance(noise_std, Mapping):
@@ -138,6 +142,7 @@ class PrivacyRecord:
             unsafe_statistics=tuple(unsafe),
             other_releases=other_releases or {},
             rounding=rounding,
+            sampling_vouched_by_user=sampling_vouched_by_user,
         )
 
     @property
@@ -169,6 +174,11 @@ class PrivacyRecord:
             found.append("no noise was added to the gradients (noise_multiplier is 0)")
         if not self.secure_noise:
             found.append("the noise was made from a seed: it is reproducible, and can be subtracted again")
+        if not self.sampling_is_ours and not self.sampling_vouched_by_user:
+            found.append(
+                f"in {self.steps_by_sampler['user']:,} of {self.steps:,} steps groupclip didn't draw the batch, and nobody vouches "
+                f"for it that the sampling was {SAMPLINGS[self.mechanism.sampling]}"
+            )
         return tuple(found)
 
     @property
@@ -203,6 +213,7 @@ class PrivacyRecord:
             "max_batch_size": self.mechanism.max_batch_size,
             "other_releases": [{"name": name, "noise_multiplier": z} for name, z in self.other_releases.items()],
             "sampling_used": dict(self.steps_by_sampler),
+            "sampling_vouched_by_user": self.sampling_vouched_by_user and not self.sampling_is_ours,
             "accountant": None if spent is None else spent.accountant,
             "epsilon_rdp": None if spent is None else spent.rdp,
             "epsilon_pld": None if spent is None else spent.pld,

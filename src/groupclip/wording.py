@@ -189,10 +189,13 @@ def _sampling(record: PrivacyRecord) -> str:
     )
     if mechanism.unit == "user":
         condition += ", and each loss that was clipped was that of one user"
-    return (
-        f"{assumed} {whose}; the figure holds only if {condition}. groupclip can't check "
-        "that. Shuffled batches of a fixed size are not Poisson samples, and protect less."
+    held = f"{assumed} {whose}; the figure holds only if {condition}. groupclip can't check that"
+    vouched = (
+        ": whoever trained the model vouches for it"
+        if record.sampling_vouched_by_user
+        else ", and nobody vouches for it"
     )
+    return f"{held}{vouched}. Shuffled batches of a fixed size are not Poisson samples, and protect less."
 
 
 def _randomness(record: PrivacyRecord) -> str:
@@ -261,7 +264,8 @@ def _not_covered(record: PrivacyRecord) -> str:
 
 def _whose(record: PrivacyRecord) -> str:
     own, foreign = (record.steps_by_sampler[sampler] for sampler in ("groupclip", "user"))
-    parts = [f"groupclip's in {own:,} steps"] * bool(own) + [f"the user's own in {foreign:,} steps"] * bool(foreign)
+    whose = "the user's own" + (", vouched for," if record.sampling_vouched_by_user else "")
+    parts = [f"groupclip's in {own:,} steps"] * bool(own) + [f"{whose} in {foreign:,} steps"] * bool(foreign)
     return ", ".join(parts) or "no step yet"
 
 

@@ -318,7 +318,8 @@ def test_f18_whose_batches_they_were_is_said() -> None:
     engine.backward(ENTRIES["mlp"].losses(other, (x[:8], labels[:8])))  # the first of a shuffled list
     optimizer.step()
     assert engine.ledger is not None and engine.ledger.sampling == "user"
-    assert "provided that the batches w" in engine.statement(delta=1e-5)
+    assert "No epsilon is claimed" in engine.statement(delta=1e-5)
+    assert "provided that the batches w" in engine.statement(delta=1e-5, sampling_vouched_by_user=True)
 
 
 def test_f19_every_step_is_counted_and_none_made_past_the_plan() -> None:
@@ -329,7 +330,8 @@ def test_f19_every_step_is_counted_and_none_made_past_the_plan() -> None:
         engine.backward(ENTRIES["mlp"].losses(model, ENTRIES["mlp"].batch(size)))
         optimizer.step()
         optimizer.zero_grad()
-        assert engine.epsilon(delta=1e-5) == plan(steps=3).epsilon(delta=1e-5, steps=taken) > 0
+        spent = engine.epsilon(delta=1e-5, sampling_vouched_by_user=True)
+        assert spent == plan(steps=3).epsilon(delta=1e-5, steps=taken) > 0
     before = [p.detach().clone() for p in model.parameters()]
     with pytest.raises(BudgetExceeded):
         optimizer.step()
