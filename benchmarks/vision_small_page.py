@@ -12,11 +12,16 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from groupclip.reproduce.pages import environments
 from groupclip.reproduce.results import Result, load_all
-from groupclip.reproduce.scaled.vision_report import Report
+from groupclip.reproduce.scaled.vision_report import Report, learning_rates
 
 DOCS = Path(__file__).parent.parent / "docs" / "reproduction"
 NAME = "vision-small"
+
+
+def load(file: Path) -> list[Result]:
+    return [Result(**facts) for facts in json.loads(file.read_text(encoding="utf-8"))]
 
 
 def main() -> None:
@@ -24,9 +29,11 @@ def main() -> None:
     if len(sys.argv) > 1:
         lines = [json.dumps(asdict(r), sort_keys=True, default=dict) for r in load_all(Path(sys.argv[1]), NAME)]
         kept.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
-    report = Report([Result(**facts) for facts in json.loads(kept.read_text(encoding="utf-8"))])
+    results = load(kept)
+    report = Report(results)
+    search = learning_rates(load(DOCS / f"{NAME}-lr.json"))
     text = (DOCS / f"{NAME}.in.md").read_text(encoding="utf-8")
-    for name, value in report.values().items():
+    for name, value in {**report.values(), "RATES": search, "HARDWARE": environments(results)}.items():
         text = text.replace(f"@{name}@", value)
     (DOCS / f"{NAME}.md").write_text(text, encoding="utf-8")
     (DOCS / f"{NAME}-groups.svg").write_text(report.over_groups(), encoding="utf-8")

@@ -54,6 +54,16 @@ def test_the_pooled_deviation_is_that_of_all_cells_with_their_own_means():
     assert scores.difference({"clipping": "", "model": "b"}, {"clipping": "", "model": "d"}, 1.5) is None
 
 
+def test_a_contrast_counts_a_cell_once_with_all_its_weight():
+    results = [
+        result({"clipping": "", "model": m, "seed": i}, v) for m, v in (("a", 1.0), ("b", 5.0)) for i in range(4)
+    ]
+    scores = Scores(results, "accuracy")
+    a, b = {"clipping": "", "model": "a"}, {"clipping": "", "model": "b"}
+    found = scores.contrast([(1.0, b), (1.0, b), (-1.0, a), (1.0, a)], 2.0)
+    assert found == Difference(10.0, 2.0)  # 2 b, and sqrt(2^2 / 4) * 2
+
+
 def test_a_difference_is_clear_beyond_two_standard_errors():
     assert Difference(2.1, 1.0).clear and Difference(-2.1, 1.0).clear and not Difference(1.9, 1.0).clear
 
@@ -73,6 +83,8 @@ def test_the_page_has_every_cell(tmp_path):
     assert "not run" not in "".join(values.values())
     # one group against one a parameter: 1 point by construction, at every size and epsilon, and clear
     assert values["GAPS"].count("**+1.0 ± 0.2**") == 6
+    # the same gaps everywhere: nothing shrinks. Three styles at both epsilons, two at one
+    assert values["CHANGES"].count("| +0.0 ± 0.3 |") == 3 * 2 + 2 and values["CHANGES"].count("| +0.0 ± 0.2 |") == 3
     assert values["EQUAL"].count("boundaries:5 - block-wise") == 3
     assert values["EQUAL"].count("planned:3 - layer-wise") == 3
     assert values["ABADI"].count("vit-64") == 3

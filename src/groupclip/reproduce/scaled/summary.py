@@ -10,6 +10,8 @@ from typing import Any
 
 from ..results import Result
 
+Cell = Mapping[str, Any]  # of a result, without its seed
+
 
 @dataclass(frozen=True)
 class Score:
@@ -38,7 +40,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Difference:
-    """Of two means, with its standard error."""
+    """Of means, with its standard error."""
 
     mean: float
     error: float
@@ -83,12 +85,20 @@ class Scores:
         free = sum(len(s.values) - 1 for s in kept)
         return math.sqrt(sum(s.squares for s in kept) / free) if free else math.nan
 
-    def difference(self, first: Mapping[str, Any], second: Mapping[str, Any], deviation: float) -> Difference | None:
+    def difference(self, first: Cell, second: Cell, deviation: float) -> Difference | None:
         """first - second, with the standard error that runs of this deviation give; None if one of them wasn't run."""
-        a, b = self.of(**first), self.of(**second)
-        if a is None or b is None:
+        return self.contrast([(1.0, first), (-1.0, second)], deviation)
+
+    def contrast(self, terms: Sequence[tuple[float, Cell]], deviation: float) -> Difference | None:
+        """sum of weight * mean of a cell; a cell may come more than once. None if one of them wasn't run."""
+        weights: dict[tuple[tuple[str, Any], ...], float] = {}
+        for weight, cell in terms:
+            weights[_key(cell)] = weights.get(_key(cell), 0.0) + weight
+        if not weights.keys() <= self._found.keys():
             return None
-        return Difference(a.mean - b.mean, deviation * math.sqrt(1 / len(a.values) + 1 / len(b.values)))
+        mean = sum(weight * self._found[key].mean for key, weight in weights.items())
+        square = sum(weight**2 / len(self._found[key].values) for key, weight in weights.items())
+        return Difference(mean, deviation * math.sqrt(square))
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -34,6 +34,7 @@ class Report:
         return {
             "MODELS": self.models(),
             "GAPS": self.gaps(),
+            "CHANGES": self.changes(),
             "EQUAL": self.equal_memory(),
             "ABADI": self.abadi(),
             "DEVIATION": f"{self.deviation:.2f}",
@@ -85,6 +86,31 @@ class Report:
             for epsilon in self.epsilons
         ]
         return table(["model", "epsilon", *(f"all-layer minus {style}" for style in styles)], rows)
+
+    def changes(self) -> str:
+        """Whether gaps shrink: from the smallest to the largest model, and from the smallest to the largest epsilon."""
+        low, high = self.epsilons[0], self.epsilons[-1]
+        small, large = self.sizes[0], self.sizes[-1]
+        rows = []
+        for style in UNIFORM[1:]:
+            by_size = [(e, [(1.0, small, e), (-1.0, large, e)]) for e in self.epsilons]
+            every = [(sign / len(self.sizes), size, e) for size in self.sizes for sign, e in ((1.0, low), (-1.0, high))]
+            named = [(f"{small} to {large}, epsilon {e:g}", terms) for e, terms in by_size]
+            named += [(f"epsilon {low:g} to {high:g}, mean of the models", every)]
+            for name, terms in named:
+                found = self._of_gaps(style, terms)
+                if found is not None:
+                    rows.append([f"all-layer minus {style}", name, _marked(found)])
+        return table(["gap", "from .. to", "shrinks by"], rows)
+
+    def _of_gaps(self, style: str, terms: Sequence[tuple[float, str, float]]) -> Difference | None:
+        """Sum of weight * gap(size, epsilon)."""
+        parts = [
+            (sign * weight, self.cell(size, epsilon, s))
+            for weight, size, epsilon in terms
+            for sign, s in ((1.0, "all-layer"), (-1.0, style))
+        ]
+        return self.scores.contrast(parts, self.deviation)
 
     def equal_memory(self) -> str:
         """Few groups of unequal size against many: the same peak, another accuracy."""
@@ -156,7 +182,23 @@ class Report:
         return {s: (v.mean, v.deviation if len(v.values) > 1 else 0.0) for s, v in scores.items() if v is not None}
 
 
-def _bars(axes: Any, x: list[float], points: list[tuple[float, float]], colour: str, label: str, *, line: str) -> None:
+def learning_rates(results: Sequence[Result]) -> str:
+    """The search on the stand-in: a row a kind of run, a column a learning rate, accuracy in percent."""
+    rates = sorted({r.cell["lr"] for r in results})
+    found = {
+        (r.cell["steps"], r.cell["model"], r.cell["clipping"], r.cell["lr"]): r.metrics["accuracy"] for r in results
+    }
+    rows = [
+        [model, style, steps, *(f"{found[steps, model, style, lr]:.1f}" if (steps, model, style, lr) in found else "not run"
+                                for lr in rates)]
+        for steps, model, style in sorted({key[:3] for key in found}, key=lambda k: (k[0], int(k[1].rpartition("-")[2]), k[2]))
+    ]  # fmt: skip
+    return table(["model", "style", "steps", *(f"lr {lr:g}" for lr in rates)], rows)
+
+
+def _bars(
+    axes: Any, x: Sequence[float], points: Sequence[tuple[float, float]], colour: str, label: str, *, line: str
+) -> None:
     if points:
         y, deviations = zip(*points, strict=True)
         axes.errorbar(
