@@ -1,5 +1,6 @@
 """The catalogue: every number of the paper's tables, in its place; settings as printed; a command for every row."""
 
+import json
 import shlex
 
 import pytest
@@ -8,6 +9,7 @@ from groupclip.reproduce.catalogue import ORDER, OURS, catalogue
 from groupclip.reproduce.cells import Cell
 from groupclip.reproduce.data.facts import DATASETS
 from groupclip.reproduce.printed import printed_settings
+from groupclip.reproduce.scores import METRICS
 
 ROWS = {"styles": 7, "sst2": 8, "two-group": 14, "vision": 16, "e2e": 15, "roberta": 14}
 NUMBERS = {"styles": 0, "sst2": 24, "two-group": 28, "vision": 160, "e2e": 150 - 6, "roberta": 140 - 12}
@@ -90,6 +92,12 @@ def test_sizes_and_scores_are_those_of_the_data():
     assert set(printed_settings().data) == set(DATASETS)
 
 
+def test_scores_have_the_names_that_evaluation_gives():
+    for name, settings in printed_settings().data.items():
+        given = METRICS if name == "e2e" else DATASETS[name].tests
+        assert {score.name for score in settings.scores} == set(given), name
+
+
 @pytest.mark.parametrize("name", ORDER)
 def test_a_command_finds_its_row_and_no_other(name):
     table = catalogue()[name]
@@ -119,3 +127,14 @@ def test_settings_of_a_cell():
     assert (settings.epochs, settings.batch_size, settings.lr, settings.weight_decay) == (20, 2000, 3e-4, 0.0)
     assert settings.delta == 1 / (2 * 67_349) and settings.thresholds == printed_settings().adaptive
     assert settings.steps_on(67_349) == round(20 * 67_349 / 2000)
+
+
+def test_a_run_has_one_name_whichever_table_asks_for_it():
+    """Results are filed under the JSON of the cell: 2 and 2.0 would be two files."""
+    keys = {
+        json.dumps(cell.key(), sort_keys=True): cell
+        for t in catalogue().values()
+        for row in t.rows
+        for cell in row.cells()
+    }
+    assert len(keys) == len(set(keys.values()))

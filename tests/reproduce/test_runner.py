@@ -12,8 +12,10 @@ from groupclip.reproduce import results
 from groupclip.reproduce.catalogue import ORDER, catalogue
 from groupclip.reproduce.cells import EXPERIMENT, Cell
 from groupclip.reproduce.dryrun import dry_runs
+from groupclip.reproduce.printed import printed_settings
 from groupclip.reproduce.runner import Job, Stopped, paper_jobs, run_jobs
 from groupclip.reproduce.scaled import ScaledCell, ScaledExperiment, choice
+from groupclip.reproduce.scores import unavailable
 from groupclip.reproduce.selection import chosen, chosen_rows, split
 from groupclip.reproduce.settings import TrainSettings
 from groupclip.reproduce.source import StandIn
@@ -224,3 +226,28 @@ def test_small_twins_are_chosen_by_the_same_options(tmp_path, monkeypatch):
         choice.small_jobs("sst2", {}, data, tmp_path)
     with pytest.raises(ValueError, match="needs --data-folder"):
         choice.small_jobs("vision", {}, None, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "data", "thresholds"),
+    [("vit-small", "svhn", "fixed"), ("roberta-base", "mnli", "adaptive"), ("gpt2-small", "e2e", "fixed")],
+)
+def test_a_row_is_trained_and_scored_from_stand_ins(tmp_path, model, data, thresholds):
+    """The whole way of a full-scale run, on 24 made records: only sizes differ."""
+    from groupclip.reproduce.build import build
+
+    cell = Cell(
+        model=model, data=data, epsilon=8.0, clipping="layer-wise", clip="automatic", thresholds=thresholds, epochs=1
+    )
+    (job,) = paper_jobs([cell], lambda data, model, source: build(data, model, source=source), StandIn())
+
+    def prepare():
+        made, settings = job.prepare()
+        return made, replace(settings, batch_size=8, epochs=None, steps=2, microbatch=5)
+
+    (found,) = run_jobs([replace(job, prepare=prepare, cell={**job.cell, "n": 0})], tmp_path, Watcher())
+    wanted = {score.name for score in printed_settings().of(data).scores} - set(unavailable())
+    assert wanted and wanted <= set(found.metrics) and found.privacy["steps"] == 2
+    assert found.groups == {"vit-small": 75, "roberta-base": 103, "gpt2-small": 76}[model]
+    assert found.settings["workload"]["source"].startswith("stand-ins")

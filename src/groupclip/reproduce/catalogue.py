@@ -132,7 +132,9 @@ def _rows(name: str, table: Mapping[str, Any], given: Mapping[str, Any]) -> Iter
 def _columns(axes: Mapping[str, Sequence[Any]]) -> Iterator[Column]:
     """Every combination of the axes, the first one changing slowest."""
     for values in itertools.product(*axes.values()):
-        yield Column(**dict(zip(axes, values, strict=True)))
+        given = dict(zip(axes, values, strict=True))
+        epsilon = given.pop("epsilon")  # one spelling, 2.0, for results are filed under it
+        yield Column(epsilon=None if epsilon is None else float(epsilon), **given)
 
 
 def _scores(entry: Any, width: int) -> tuple[float | None, ...]:
