@@ -11,7 +11,6 @@ from torch import nn
 from torch.nn import functional as F
 
 import groupclip as gc
-from groupclip import groupnoise
 from groupclip.adaptive import RELEASE, Adaptive
 from groupclip.allocation import noise_multiplier_of
 from groupclip.errors import PrivacyViolation
@@ -183,15 +182,9 @@ def test_moving_thresholds_need_passes_of_the_engine():
         attached(network(), thresholds=Adaptive(), loss_reduction="mean")
 
 
-def test_moving_thresholds_need_noise_and_one_process(monkeypatch):
+def test_moving_thresholds_need_noise():
     with pytest.raises(ValueError, match="Adaptive thresholds without noise"):
         gc.attach(network(), None, "layer-wise", None, thresholds=Adaptive())
-    engine, optimizer = attached(network(), thresholds=Adaptive())
-    monkeypatch.setattr(groupnoise, "several_processes", lambda: True)
-    with pytest.raises(PrivacyViolation, match="Adaptive thresholds count on one process"):
-        step(engine, optimizer)
-    assert engine.ledger.steps == 0 and all(p.grad is None for p in engine.model.parameters())
-    engine.detach()
 
 
 def test_hardened_steps_lie_on_the_grid_and_pay_for_it():

@@ -15,6 +15,7 @@ from .groupnoise import GroupNoise
 from .mechanism import Mechanism
 from .noise import NoiseSource, SecureNoise
 from .partition import Partition, check_covers, partition
+from .processes import check_alone
 from .tape import LossReduction
 from .thresholds import Thresholds
 
@@ -58,13 +59,15 @@ def attach(
 
     Raises:
         CoverageError: a trainable parameter in no group, or not in the optimizer, or the optimizer holds others.
-        PrivacyViolation: the model normalises over the batch (BatchNorm in training mode).
+        PrivacyViolation: the model normalises over the batch (BatchNorm in training mode); a mechanism on several processes.
         ValueError, TypeError: arguments that don't fit; nothing is changed then.
     """
     partition_ = groups if isinstance(groups, Partition) else partition(model, groups)
     check_covers(partition_, model)
     clip_ = clip_function(clip)
     check_arguments(loss_reduction, mechanism, optimizer)
+    if mechanism is not None:
+        check_alone()
     source: NoiseSource = SecureNoise() if noise is None else noise
     named = {n: p for n, p in model.named_parameters() if p.requires_grad}
     sizes = {name: sum(named[n].numel() for n in partition_[name]) for name in partition_.names}

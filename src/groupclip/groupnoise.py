@@ -11,8 +11,6 @@ from torch import Tensor
 
 from .adaptive import Adaptive, Counts
 from .allocation import noise_stds
-from .errors import PrivacyViolation
-from .guard import several_processes
 from .hardened import HardenedNoise, planned_for, rounding
 from .noise import NoiseSource
 from .tape import LossReduction
@@ -84,17 +82,8 @@ class GroupNoise:
         return self._counts is not None
 
     def saw(self, group: str, norms: Tensor) -> None:
-        """Norms ``[B]`` of a group's per-sample gradients in one backward pass. Secret until :meth:`advance`.
-
-        Raises:
-            PrivacyViolation: several processes, whose counts would have to be summed before the noise.
-        """
+        """Norms ``[B]`` of a group's per-sample gradients in one backward pass. Secret until :meth:`advance`."""
         if self._counts:
-            if several_processes():
-                raise PrivacyViolation(
-                    "Adaptive thresholds count on one process: on several, each would move them by its own samples, and they "
-                    "would drift apart. Give fixed thresholds (groupclip.public_thresholds), or train on one process"
-                )
             self._counts.saw(group, norms)
 
     def counted(self) -> dict[str, float]:

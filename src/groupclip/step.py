@@ -19,6 +19,7 @@ from .guard import Left, called_by_scaler, holds_something, several_processes
 from .ledger import Ledger
 from .noise import NoiseSource
 from .private import PrivateParameter
+from .processes import check_alone
 from .sampling import claim, drawn_so_far
 
 
@@ -107,6 +108,7 @@ class PrivateStep:
             frozen=[s.param for s in self._slots if not s.param.requires_grad],  # since attach
         )
         if self._ledger is not None:
+            check_alone()  # again: the group may have been made since
             if called_by_scaler():
                 raise PrivacyViolation(f"optimizer.step was called by a GradScaler: {_SCALER}")
             self._check_fresh()
