@@ -128,7 +128,7 @@ def _checked(replays: Replays, data: Batch, groups: Partition) -> CheckReport:
     """As the batch reads; and where that fails, with numbers of positions that are as long as the batch left whole."""
     try:
         return _Check(replays, data, groups).run()
-    except Exception:
+    except Exception as error:
         positions = data.positions
         if not positions:
             raise
@@ -136,6 +136,8 @@ def _checked(replays: Replays, data: Batch, groups: Partition) -> CheckReport:
         try:
             report = _Check(replays, whole, groups).run()
         except Exception:
+            if not isinstance(error, GroupClipError):
+                raise
             report = None
         if report is None:
             raise
@@ -157,10 +159,11 @@ class _Check:
     def run(self) -> CheckReport:
         everyone, last = range(self.samples), self.samples - 1
         self._keep_nothing()
-        singles = [self._alone(i) for i in everyone]
+        singles = [alone(self.replays, self.data.pick(i), i, self.groups) for i in everyone]
+        self.lowest = max((s.dtype for s in singles), key=lambda d: torch.finfo(d).eps)
         for round_ in self.replays.rounds:
             self._losses_keep_apart(round_, singles)
-        large = self._alone(last, times=_LARGE)
+        large = self._large(singles[last], last)
         engine = attach(self.replays.model, None, self.groups, None, clip=Abadi(), thresholds=self._thresholds(singles))
         engine._tape.observer = self.coverage
         self.replays.asleep = lambda: engine._tape.layouts.learning
@@ -184,20 +187,20 @@ class _Check:
 
     def _keep_nothing(self) -> None:
         """Neither model nor loss may keep what samples left, and be saved or go on with it. Learns what a pass draws."""
-        everyone = self.data.pick(*range(self.samples))
-        one = self.data.pick(0)
-        others = [self.data.pick(*order) for order in _others(self.samples)]
-        traces = self.replays.rehearse(everyone, others, one, 0)
-        self.notes += notes_on_memory(self.replays, [everyone, *others], traces)
+        orders = [(0, 1), (1, 2)] if self.samples > 2 else [(0, 1), (1, 1), (0, 0)]
+        pairs, one = [self.data.pick(*order) for order in orders], self.data.pick(0)
+        traces = self.replays.rehearse(pairs, one, 0)
+        self.notes += notes_on_memory(self.replays, pairs, traces)
         for round_ in self.replays.rounds[1:]:
-            self.replays.rehearse(everyone, others, one, round_)
+            self.replays.rehearse(pairs, one, round_)
 
     # ------------------------------------------------------------------ the truth
 
-    def _alone(self, sample: int, times: float = 1.0) -> Sample:
-        found = alone(self.replays, self.data.pick(sample), sample, self.groups, times)
-        self.lowest = max(self.lowest, found.dtype, key=lambda d: torch.finfo(d).eps)
-        return found
+    def _large(self, sample: Sample, i: int) -> Sample:
+        """A sample with a large loss, which half precision may not hold."""
+        if self.lowest in _TOLERANCE:
+            return sample.scaled(_LARGE)
+        return alone(self.replays, self.data.pick(i), i, self.groups, times=_LARGE)
 
     def _thresholds(self, singles: list[Sample]) -> dict[str, float]:
         """Half the smallest norm that a group has, so that every sample is clipped."""
@@ -216,7 +219,8 @@ class _Check:
             [s.loss for s in singles] if round_ == 0 else [self._loss_alone(i, round_) for i in range(self.samples)]
         )
         tolerance = _LOSS_TOLERANCE.get(self.lowest, _HALF_LOSS_TOLERANCE)
-        for chosen in (tuple(range(self.samples)), (self.samples - 1, 0)):
+        backwards = [(self.samples - 1, 0)] if self.replays.scripts[round_].ordered else []
+        for chosen in (tuple(range(self.samples)), *backwards):
             with self.replays.alike(chosen, round_), torch.no_grad():
                 losses = self.replays.loss(self.data.pick(*chosen))
             if tuple(losses.shape) != (len(chosen),):
@@ -288,7 +292,7 @@ class _Check:
         norms = engine.unsafe_norms()
         off = {}
         for group, threshold in engine.thresholds.items():
-            parts = [(sample.grads, sample.factor(group, threshold)) for sample in singles]
+            parts = [(sample.grads, sample.weight(group, threshold)) for sample in singles]
             for name in self.groups[group]:
                 own = [(grads[name], factor) for grads, factor in parts if name in grads and factor > 0]
                 off[name] = _distance(self.params[name].grad, own)
@@ -330,10 +334,3 @@ def _alike(norms: Tensor, single: list[float], tolerance: float, threshold: floa
         if finite[0] != finite[1] or (finite[0] and abs(here - own) > tolerance * max(own, threshold)):
             return False
     return True
-
-
-def _others(samples: int) -> list[tuple[int, ...]]:
-    """Batches of so many samples in which other samples stand, and in other number."""
-    if samples > 2:
-        return [(*range(1, samples), 1)]
-    return [(1, 1), (0, 0)]

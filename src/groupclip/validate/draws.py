@@ -240,9 +240,16 @@ class Draws(TorchDispatchMode):
         return self._drawn[self._stand.round, place]
 
     def _from(self, seed: int, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        with torch.random.fork_rng(self._devices):
-            torch.manual_seed(seed)
+        # Not torch.manual_seed, which is slow where other kinds of devices may be there.
+        used = [torch.default_generator, *(torch.cuda.default_generators[d] for d in self._devices)]
+        states = [generator.get_state() for generator in used]
+        try:
+            for generator in used:
+                generator.manual_seed(seed)
             return func(*args, **kwargs)
+        finally:
+            for generator, state in zip(used, states, strict=True):
+                generator.set_state(state)
 
 
 def _state() -> bytes:

@@ -23,7 +23,7 @@ def notes_on_memory(replays: Replays, batches: Sequence[Arguments], traces: Sequ
     """What is kept of the samples, and does no harm to the guarantee as long as nobody looks at it.
 
     Args:
-        batches: of other samples each.
+        batches: of two samples, others in each.
         traces: what a pass on each left behind.
 
     Raises:
@@ -64,7 +64,7 @@ _CURE = (
 
 def _after(replays: Replays, history: Sequence[Arguments], evaluate: bool = False) -> tuple[Tensor, Trace]:
     """Losses of the last of several passes, and what they left."""
-    with replays.alike(range(replays.total)), torch.no_grad():
+    with replays.alike((0, 1)), torch.no_grad():
         for arguments in history[:-1]:
             replays.loss(arguments)
         if evaluate:

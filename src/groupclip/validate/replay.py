@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,11 +25,24 @@ Losses = Callable[..., Tensor]
 
 @dataclass(frozen=True)
 class Script:
-    """What a pass draws: of torch, and of numpy and Python; ``chance`` if more than numbers of single samples."""
+    """What a pass draws.
+
+    Attributes:
+        torch, elsewhere: of torch, and of numpy and Python.
+        chance: more than numbers of single samples.
+    """
 
     torch: list[Kind | None]
     elsewhere: list[Kind | None]
     chance: bool
+
+    @property
+    def ordered(self) -> bool:
+        """Whether samples draw single numbers, in which an order may be sought."""
+        return any(
+            k is not None and k.axis is not None and math.prod(k.single.shape) == 1
+            for k in (*self.torch, *self.elsewhere)
+        )
 
 
 @dataclass(frozen=True)
@@ -146,29 +160,26 @@ class Replays:
 
         return end
 
-    def rehearse(
-        self, every: tuple[Any, ...], others: Sequence[tuple[Any, ...]], one: tuple[Any, ...], round_: int
-    ) -> list[Trace]:
+    def rehearse(self, pairs: Sequence[tuple[Any, ...]], one: tuple[Any, ...], round_: int) -> list[Trace]:
         """Learn what passes of this round draw.
 
         Args:
-            every: a batch of all samples.
-            others: batches of other samples, as many.
+            pairs: batches of two samples.
             one: the first sample alone.
 
         Returns:
-            What was left behind by ``every`` and by each of ``others``, with the same draws.
+            What each of ``pairs`` left behind, all with the same draws.
         """
         traces, made = [], []
-        for arguments in (every, *others):
-            with self.alike(range(self.total), round_) as several, torch.no_grad():
+        for arguments in pairs:
+            with self.alike((0, 1), round_) as several, torch.no_grad():
                 self._loss_of_several(arguments, one)
                 traces.append(self.trace())
             made.append(several)
-        with self.alike([0], round_, made[0].draws.made) as single, torch.no_grad():
+        with self.alike((0,), round_, made[0].draws.made) as single, torch.no_grad():
             self.loss_of_one(one)
-        of_torch = classified(single.draws.made, [p.draws.made for p in made], self.total)
-        elsewhere = classified(single.elsewhere.made, [p.elsewhere.made for p in made], self.total)
+        of_torch = classified(single.draws.made, [p.draws.made for p in made], 2)
+        elsewhere = classified(single.elsewhere.made, [p.elsewhere.made for p in made], 2)
         drawn = self.own_generators or any(p.elsewhere.numbers or p.elsewhere.made for p in made)
         chance = drawn or any(kind is not None and kind.is_shared_number for kind in of_torch)
         self.scripts[round_] = Script(of_torch, elsewhere, chance)

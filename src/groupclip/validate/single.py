@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,22 +16,38 @@ from .replay import Replays
 
 @dataclass(frozen=True)
 class Sample:
-    """What plain torch gives for one sample alone: its loss, and its gradients with the norm of each group."""
+    """What plain torch gives for one sample alone.
+
+    Attributes:
+        loss: its loss.
+        grads: its gradients, which are to be multiplied by ``scale``.
+        norms: of its scaled gradients, by group.
+        dtype: the coarsest of the pass.
+        scale: what its loss is multiplied by.
+    """
 
     loss: float
     grads: dict[str, Tensor]
     norms: Mapping[str, float]
-    dtype: torch.dtype  # the coarsest of the pass
+    dtype: torch.dtype
+    scale: float = 1.0
 
-    def factor(self, group: str, threshold: float) -> float:
-        """The clip factor of Abadi et al.; a sample that isn't finite contributes nothing."""
+    def weight(self, group: str, threshold: float) -> float:
+        """What ``grads`` count for in a sum of clipped gradients: the scale times the clip factor of Abadi et al.; a sample
+        that isn't finite contributes nothing.
+        """
         norm = self.norms[group]
         if norm - norm != 0:
             return 0.0
-        return min(1.0, threshold / norm) if norm > 0 else 1.0
+        return self.scale * min(1.0, threshold / norm) if norm > 0 else self.scale
+
+    def scaled(self, by: float) -> Sample:
+        """The sample with its loss multiplied."""
+        norms = {group: norm * by for group, norm in self.norms.items()}
+        return replace(self, norms=norms, scale=self.scale * by)
 
 
-def alone(replays: Replays, arguments: tuple[Any, ...], sample: int, groups: Partition, times: float) -> Sample:
+def alone(replays: Replays, arguments: tuple[Any, ...], sample: int, groups: Partition, times: float = 1.0) -> Sample:
     """Run the model, not attached, on a batch of one sample.
 
     Args:
