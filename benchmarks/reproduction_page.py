@@ -19,7 +19,7 @@ from groupclip.reproduce.catalogue import Table, catalogue
 from groupclip.reproduce.cells import EXPERIMENT
 from groupclip.reproduce.figures import figure_of
 from groupclip.reproduce.listing import small_command
-from groupclip.reproduce.pages import environments
+from groupclip.reproduce.pages import environments, experiments_in
 from groupclip.reproduce.printed import printed_settings
 from groupclip.reproduce.results import Result, load_all
 from groupclip.reproduce.scaled import ScaledExperiment, experiments
@@ -32,9 +32,9 @@ KEPT = DOCS / "reproduction"
 
 def keep(folder: Path) -> None:
     """Results of a folder as one file an experiment, one line a result."""
-    for path in sorted(p for p in folder.iterdir() if p.is_dir() and any(p.glob("*.json"))):
-        lines = [json.dumps(asdict(r), sort_keys=True, default=dict) for r in load_all(folder, path.name)]
-        (KEPT / f"{path.name}.json").write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
+    for name in experiments_in(folder):
+        lines = [json.dumps(asdict(r), sort_keys=True, default=dict) for r in load_all(folder, name)]
+        (KEPT / f"{name}.json").write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
 
 
 def kept(name: str) -> list[Result]:

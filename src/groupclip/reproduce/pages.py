@@ -10,6 +10,7 @@ from .catalogue import catalogue
 from .cells import EXPERIMENT
 from .figures import figure_of
 from .results import Result
+from .scaled import MADE
 from .tables import Found, scaled_table, table_page
 
 
@@ -23,11 +24,7 @@ def write_pages(folder: Path, out: Path) -> list[Path]:
         ValueError: the folder holds no results at all.
     """
     found = Found(results.load_all(folder, EXPERIMENT))
-    scaled = {
-        path.name: results.load_all(folder, path.name)
-        for path in sorted(folder.iterdir())
-        if path.is_dir() and path.name != EXPERIMENT and any(path.glob("*.json"))
-    }
+    scaled = {name: results.load_all(folder, name) for name in experiments_in(folder) if name != EXPERIMENT}
     if not len(found) and not scaled:
         raise ValueError(f"{folder} holds no results; run an experiment with --out {folder} first")
     out.mkdir(parents=True, exist_ok=True)
@@ -43,6 +40,12 @@ def write_pages(folder: Path, out: Path) -> list[Path]:
     for name, of_one in scaled.items():
         files.append(_write(out / f"{name}.md", f"## {name}\n\n{scaled_table(of_one)}\n\n{environments(of_one)}\n"))
     return files
+
+
+def experiments_in(folder: Path) -> list[str]:
+    """Names of the experiments with results in a folder that was given as ``--out``."""
+    paths = [path for path in sorted(folder.iterdir()) if path.is_dir() and path.name != MADE]
+    return [path.name for path in paths if any(path.glob("*.json"))]
 
 
 def environments(found: list[Result]) -> str:

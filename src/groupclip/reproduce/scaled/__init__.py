@@ -10,6 +10,8 @@ from typing import Any
 from ..settings import TrainSettings
 from ..workload import Workload
 
+MADE = "made"  # folder beside the results, for what is made once
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ScaledCell:

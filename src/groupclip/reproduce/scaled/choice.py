@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..runner import Job, scaled_jobs
 from ..selection import Wanted, matches, none_of
-from . import ScaledCell, experiments
+from . import MADE, ScaledCell, experiments
 
 
 def small_jobs(twin: str, wanted: Wanted, data: Path | None, out: Path) -> list[Job]:
@@ -28,7 +28,7 @@ def small_jobs(twin: str, wanted: Wanted, data: Path | None, out: Path) -> list[
     jobs: list[Job] = []
     every: list[ScaledCell] = []
     for experiment in mine:
-        cells = experiment.cells(data, out / "made")
+        cells = experiment.cells(data, out / MADE)
         every += cells
         jobs += scaled_jobs(experiment.name, [cell for cell in cells if matches(cell.cell, wanted)])
     if not jobs:
