@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
+from torch import nn
+
 from . import scores
 from .data import e2e, glue, vision
 from .data.facts import DatasetFacts
@@ -67,7 +69,7 @@ def _vision(dataset: str, facts: DatasetFacts, model: str, source: Source, size:
         collate=collate,
         losses=vision.losses,
         evaluate=partial(vision.score, tests=tests, collate=collate),
-        description=_description(dataset, facts, model, source, found)
+        description=_description(dataset, facts, model, net, source, found)
         | {
             "preprocessing": f"resized whole to {size} x {size} (bicubic), mean 0.5, std 0.5 for each channel; no augmentation"
         },
@@ -78,7 +80,7 @@ def _glue(dataset: str, facts: DatasetFacts, model: str, kind: ModelFacts, sourc
     language = roberta(model, source, classes=facts.classes, length=length)
     found = splits(dataset, source)
     tests = {name: glue.Texts(found[split], facts.columns) for name, split in facts.tests.items()}
-    about = _description(dataset, facts, model, source, found)
+    about = _description(dataset, facts, model, language.model, source, found)
     if kind.variant == "infilling":
         collate = glue.InfillBatches(language.tokenizer, length, glue.TEMPLATES[dataset])
         net = glue.Infilling(language.model, collate.words())
@@ -116,7 +118,7 @@ def _e2e(dataset: str, facts: DatasetFacts, model: str, kind: ModelFacts, source
         collate=collate,
         losses=e2e.losses,
         evaluate=partial(e2e.score, test=test, collate=collate, metrics=metrics, new_tokens=new_tokens),
-        description=_description(dataset, facts, model, source, found)
+        description=_description(dataset, facts, model, language.model, source, found)
         | {
             "preprocessing": f"table, end of text, reference, end of text: at most {length} tokens; loss: mean over a "
             "record's own reference tokens",
@@ -128,7 +130,7 @@ def _e2e(dataset: str, facts: DatasetFacts, model: str, kind: ModelFacts, source
 
 
 def _description(
-    dataset: str, facts: DatasetFacts, model: str, source: Source, found: dict[str, Records]
+    dataset: str, facts: DatasetFacts, model: str, net: nn.Module, source: Source, found: dict[str, Records]
 ) -> dict[str, object]:
     kind = model_facts(model)
     match source:
@@ -147,6 +149,7 @@ def _description(
         "published_sizes": dict(facts.sizes),
         "weights": kind.hub,
         "variant": kind.variant,
+        "frozen": [parameter for parameter, p in net.named_parameters() if not p.requires_grad],
         "groups": dict(kind.groups),
         "groups_in_paper": dict(kind.paper),
     }
