@@ -6,6 +6,11 @@ from groupclip import accounting
 from groupclip.arguments import number, whole
 from groupclip.events import Bounds, Step
 
+LITTLE_NOISE = (
+    0.3  # over what a sample moves the sum by: its presence in one step is a difference of three deviations and more
+)
+_LITTLE_NOISE = "with so little noise a single step may tell whether a sample was in its batch"
+
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacySpent:
@@ -39,7 +44,7 @@ def spent_by(step: Step, steps: int, delta: float, found: Bounds, accountant: st
         rdp=bounds.rdp,
         pld=bounds.pld,
         exact=bounds.exact,
-        note=bounds.note,
+        note="; ".join(filter(None, (bounds.note, _LITTLE_NOISE if step.one_sided < LITTLE_NOISE else ""))),
     )
 
 

@@ -61,7 +61,7 @@ def test_people_get_words(capsys):
         ),
         (["epsilon", "--dataset-size", "10", "--batch-size", "0", "--epochs", "1", "--noise-multiplier", "1"], "> 0"),
         (["epsilon", "--dataset-size", "x", "--batch-size", "2", "--epochs", "1"], "'x' is not a valid integer"),
-        (["reproduce"], "No such command 'reproduce'"),
+        (["publish"], "No such command 'publish'"),
     ],
 )
 def test_a_wrong_argument_is_exit_code_2(capsys, arguments, message):
@@ -132,6 +132,26 @@ def test_a_named_accountant(capsys, accountant):
     assert 1.98 <= facts["epsilon"] <= 2
     other = "epsilon_rdp" if accountant == "pld" else "epsilon_pld"
     assert facts[other] is None
+
+
+def test_the_whole_curve_and_mu(capsys):
+    asked = ["epsilon", *SMALL, "--noise-multiplier", "2", "--curve", "0.5,1,2", "--gdp-mu"]
+    assert run([*asked, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    plan = Mechanism(dataset_size=1000, expected_batch_size=100, steps=20, noise_multiplier=2.0)
+    assert tuple(point["delta"] for point in facts["curve"]) == plan.delta_curve([0.5, 1.0, 2.0])
+    assert facts["gdp_mu_estimate"] == plan.gdp_mu()
+    assert run(asked) == 0
+    told = capsys.readouterr().out
+    assert told.count("\ndelta ") == 3 and "an ESTIMATE for comparisons, no guarantee" in told
+    assert run([*asked[:-2], "0.5,-1"]) == 2
+
+
+def test_little_noise_has_a_note(capsys):
+    assert run(["epsilon", *SMALL, "--noise-multiplier", "0.25"]) == 0
+    assert "a single step may tell whether a sample was in its batch" in capsys.readouterr().out
+    assert run(["epsilon", *SMALL, "--noise-multiplier", "0.35"]) == 0
+    assert "a single step" not in capsys.readouterr().out
 
 
 def test_a_search_is_paid_for(capsys):

@@ -8,7 +8,7 @@ import click
 
 from ..errors import PrivacyViolation
 from . import groups, plan, search
-from .arguments import ACCOUNTANT, arguments_at_fault, print_json
+from .arguments import ACCOUNTANT, arguments_at_fault, parse_numbers, print_json
 
 
 @click.command()
@@ -18,12 +18,16 @@ from .arguments import ACCOUNTANT, arguments_at_fault, print_json
 @ACCOUNTANT
 @search.search_options
 @click.option("--thresholds", help="R_1,..,R_M, for --noise-stds.")
+@click.option("--curve", help="EPSILON,..: delta at each of them too, the whole guarantee.")
+@click.option("--gdp-mu", is_flag=True, help="The mu of Gaussian differential privacy nearest above; an estimate.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def epsilon(
     noise_multiplier: float | None,
     noise_stds: str | None,
     thresholds: str | None,
     accountant: str | None,
+    curve: str | None,
+    gdp_mu: bool,
     as_json: bool,
     **given: Any,
 ) -> None:
@@ -46,12 +50,24 @@ def epsilon(
         try:
             spent = mechanism.spent(delta=delta, accountant=accountant)
             whole = None if asked is None else search.cost(mechanism, asked, delta)
+            points = [] if curve is None else parse_numbers("--curve", curve)
+            deltas = dict(zip(points, mechanism.delta_curve(points), strict=True))
+            mu = mechanism.gdp_mu() if gdp_mu else None
         except PrivacyViolation as error:
             raise ValueError(str(error)) from error
     if as_json:
         searched = {} if asked is None or whole is None else search.facts(asked, whole)
-        print_json({**plan.facts(mechanism, spent), **searched})
+        more = {"curve": [{"epsilon": e, "delta": d} for e, d in deltas.items()]} if deltas else {}
+        print_json(
+            {**plan.facts(mechanism, spent), **searched, **more, **({} if mu is None else {"gdp_mu_estimate": mu})}
+        )
     else:
         click.echo(plan.text(mechanism, spent))
         if asked is not None and whole is not None:
             click.echo(search.text(asked, whole))
+        for point, found in deltas.items():
+            click.echo(f"delta             {found:.3g} at epsilon {point:g}")
+        if mu is not None:
+            click.echo(
+                f"mu                {mu:.3f}, the Gaussian curve nearest above: an ESTIMATE for comparisons, no guarantee"
+            )
