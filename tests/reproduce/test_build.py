@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -69,3 +71,12 @@ def test_wrong_arguments_are_refused(arguments: tuple[str, str, dict[str, int]],
     dataset, model, sizes = arguments
     with pytest.raises(ValueError, match=message):
         build(dataset, model, source=SOURCE, **sizes)
+
+
+def test_the_page_names_every_place_and_size() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reproduction-data.md").read_text(encoding="utf-8")
+    for facts in DATASETS.values():
+        assert facts.hub in page and f"{facts.sizes[facts.train]:,}" in page
+        assert all(f"{facts.sizes[split]:,}" in page for split in facts.tests.values())
+    for kind in MODELS.values():
+        assert kind.hub in page or kind.hub.removeprefix("openai-community/gpt2") in ("-medium", "-large")
