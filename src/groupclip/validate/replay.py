@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..errors import PrivacyViolation
-from ..lesson import same_random_numbers
 from .draws import PICKED, Drawn, Draws, Kind, Stand, classified
 from .draws_elsewhere import DrawsElsewhere
 from .state import State, Weights
@@ -131,7 +132,7 @@ class Replays:
         before, own = state.positions, [g for g in state.generators if isinstance(g, torch.Generator)]
         draws = Draws(script and script.torch, stand, self._devices, own, self.asleep, self._drawn, like)
         try:
-            with same_random_numbers(self._devices), elsewhere.held(), draws:
+            with _seeded(self._devices), elsewhere.held(), draws:
                 yield Pass(draws, elsewhere)
         finally:
             self.own_generators |= state.positions != before
@@ -213,6 +214,21 @@ def _require_one(loss: Any) -> None:
             "dimension of an input is the sequence, transpose it so that the sample comes first; if each sample has "
             "several losses, reduce them, e.g. losses.flatten(1).mean(1)"
         )
+
+
+@contextmanager
+def _seeded(devices: list[int]) -> Iterator[None]:
+    """Everybody's generators at a fixed place, and put back."""
+    python, numpy = random.getstate(), np.random.get_state()
+    random.seed(0)
+    np.random.seed(0)
+    try:
+        with torch.random.fork_rng(devices):
+            torch.manual_seed(0)
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
 
 
 @contextmanager
