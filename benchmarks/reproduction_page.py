@@ -99,6 +99,22 @@ def scaled(experiment: ScaledExperiment) -> str:
     return f"{head}\n{body.strip()}\n"
 
 
+def same_speed() -> str:
+    """The paper's figure in words and numbers, from docs/same-speed.json (``benchmarks/same_speed.py --json``)."""
+    kept = json.loads((DOCS / "same-speed.json").read_text(encoding="utf-8"))
+    rows = [
+        [w["style"], str(w["groups"] or "-"), f"{w['ratio']:.2f}", f"{w['least']:.2f} to {w['most']:.2f}", f"{w['peak_bytes'] / 1e6:.1f}"]
+        for w in kept["ways"]
+    ]  # fmt: skip
+    setting, ours = kept["setting"], [w["ratio"] for w in kept["ways"] if w["groups"] and "Opacus" not in w["style"]]
+    head = (
+        f"{setting['model']}, {setting['size']} px, batch {setting['batch']}, {setting['rounds']} rounds in turns, one thread of "
+        f"{kept['environment']['processor']}; time over plain training, medians. All styles lie between {min(ours):.2f} and "
+        f"{max(ours):.2f}: equally fast, as the paper says. Memory is beside parameters."
+    )
+    return f"{head}\n\n{markdown(['groups', 'M', 'time / plain', 'of all rounds', 'peak, MB'], rows)}"
+
+
 def deeper(text: str) -> str:
     """A page of docs/reproduction/ as a section of a page of docs/: its title left out, headings and paths one level down."""
     text = re.sub(r"\A# .*\n", "", text)
@@ -138,7 +154,7 @@ def main() -> None:
     run = f"Of the {len(cells)} runs at full scale, {len(full) or 'none'} {'was' if len(full) < 2 else 'were'} made"
     values = {
         "SETTINGS": settings(), "SIGMA": sigma(), "CATALOGUE": "\n".join(commands(t) for t in catalogue().values()).strip(),
-        "SCALED": "\n".join(scaled(e) for e in experiments()).strip(), "RGP": printed_settings().not_run["rgp"].strip(),
+        "SCALED": "\n".join(scaled(e) for e in experiments()).strip(), "SPEED": same_speed(), "RGP": printed_settings().not_run["rgp"].strip(),
         "RUN": f"{run}{' (they need a GPU and the hub)' if not full else ''}.",
         "VISION": str(len({cell for row in catalogue()["vision"].rows for cell in row.cells()})),
     }  # fmt: skip
