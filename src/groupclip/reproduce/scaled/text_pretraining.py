@@ -1,4 +1,4 @@
-"""A public stage before SST-2: MiniLM's first blocks learn what praise is from product reviews and editorials.
+"""A public stage before SST-2: MiniLM learns what praise is from product reviews and editorials.
 
 Why it is there: from a head that knows nothing, what all gradients of a class have in common (push every text up, or down) is
 far larger than what tells texts apart, and a short private run ends at calling nearly all texts alike. RoBERTa in the paper
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ..source import MissingSource
-from .text_data import Phrase, Text, collate, encode
+from .text_data import Phrase, Text, encode, phrases
 from .text_model import Classifier, losses
 
 PUBLIC = ("amazonReviewSnippets_GroundTruth.txt", "nytEditorialSnippets_GroundTruth.txt")
@@ -79,14 +79,12 @@ def prepare(model: Classifier, tokenizer: Any, folder: Path, kept: Path, name: s
 def train(model: Classifier, records: Sequence[Phrase], recipe: Recipe) -> None:
     """Without privacy, on public texts alone."""
     batches = list(_batches(records, recipe))
-    optimizer = torch.optim.AdamW(
-        [p for p in model.parameters() if p.requires_grad], lr=recipe.lr, weight_decay=recipe.weight_decay
-    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.lr, weight_decay=recipe.weight_decay)
     model.train()
     for step, batch in enumerate(batches):
         for group in optimizer.param_groups:
             group["lr"] = recipe.lr * min(1.0, (step + 1) / 10) * (1 - step / len(batches))
-        losses(model, collate(batch)).mean().backward()
+        losses(model, phrases(batch)).mean().backward()
         optimizer.step()
         optimizer.zero_grad()
 
