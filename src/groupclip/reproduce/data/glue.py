@@ -137,7 +137,7 @@ class Infilling(nn.Module):
 
     def forward(self, ids: Tensor, mask: Tensor, gap: Tensor) -> Tensor:
         hidden = self.masked.roberta(input_ids=ids, attention_mask=mask).last_hidden_state  # [B, T, D]
-        at_gap = hidden.gather(1, gap[:, None, None].expand(-1, 1, hidden.shape[-1])).squeeze(1)  # [B, D]
+        at_gap = hidden[torch.arange(len(ids), device=ids.device), gap]  # [B, D]
         return self.masked.lm_head(at_gap)[:, self.words]
 
 
