@@ -72,11 +72,13 @@ def test_the_list_names_every_row_and_figure_with_a_command(capsys):
 
 def test_runs_are_kept_and_skipped(doubles, tmp_path, capsys):
     asked, _ = doubles
-    assert run([*ROW, "--out", str(tmp_path), "--json"]) == 0
+    assert run([*ROW, "--out", str(tmp_path), "--json", "--microbatch", "7"]) == 0
     told = json.loads(capsys.readouterr().out)["results"]
     assert [r["cell"]["data"] for r in told] == ["cifar10", "svhn"] and {r["groups"] for r in told} == {2}
     assert all(r["privacy"]["steps"] == 8 and 1.98 <= r["privacy"]["epsilon"] <= 2 for r in told)
-    assert all(r["settings"]["seed"] == 0 and r["environment"]["torch"] for r in told)
+    assert all(
+        r["settings"]["seed"] == 0 and r["settings"]["microbatch"] == 7 and r["environment"]["torch"] for r in told
+    )
     assert asked == [("cifar10", "vit-small", Hub()), ("svhn", "vit-small", Hub())]
     assert run([*ROW, "--out", str(tmp_path), "--device", "cpu"]) == 0
     assert len(asked) == 2 and "done before" in capsys.readouterr().err

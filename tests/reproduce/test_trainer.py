@@ -232,3 +232,19 @@ def test_a_state_of_other_settings_is_refused(tmp_path):
         train_cell(workload(), experiment="t", cell={}, settings=PRIVATE, folder=tmp_path, tell=stopping_at(2))
     with pytest.raises(results.ResultError, match="other settings; delete it"):
         train_cell(workload(), experiment="t", cell={}, settings=replace(PRIVATE, lr=0.1), folder=tmp_path)
+
+
+def test_scores_that_fail_dont_lose_the_training(tmp_path):
+    ours = workload()
+
+    def failing(model):
+        raise RuntimeError("no METEOR here")
+
+    with pytest.raises(RuntimeError, match="no METEOR"):
+        train_cell(replace(ours, evaluate=failing), experiment="t", cell={}, settings=PRIVATE, folder=tmp_path)
+    again, steps = workload(), []
+    found = train_cell(
+        again, experiment="t", cell={}, settings=PRIVATE, folder=tmp_path, tell=lambda step, _: steps.append(step)
+    )
+    assert steps == [] and found.privacy["steps"] == 12 and found.settings["steps_timed"] == 0
+    assert all(torch.equal(p, q) for p, q in zip(ours.model.parameters(), again.model.parameters(), strict=True))

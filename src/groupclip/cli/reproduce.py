@@ -142,6 +142,7 @@ OPTIONS = (
     click.option("--data-folder", type=click.Path(path_type=Path, exists=True),
                  help="Local copies of data and weights, instead of the Hugging Face hub."),
     click.option("--subset", is_flag=True, help="The local data may be a part of the published data."),
+    click.option("--microbatch", type=click.IntRange(min=1), help="Most samples held at once, if the paper's are too many."),
     click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda."),
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object when done, and nothing else."),
     click.option("--quiet", is_flag=True, help="No progress."),
@@ -179,11 +180,11 @@ def _run(table: Table, *, scale: str, dry_run: bool, out: Path, as_json: bool, q
     elif dry_run:
         return _dry(chosen(table, wanted, seeds), as_json)
     else:
-        jobs = _full_jobs(chosen(table, wanted, seeds), given["data_folder"], given["subset"])
+        jobs = _full_jobs(chosen(table, wanted, seeds), given["data_folder"], given["subset"], given["microbatch"])
     return _train(table, jobs, out, device, as_json, quiet)
 
 
-def _full_jobs(cells: Sequence[Cell], folder: Path | None, subset: bool) -> list[Job]:
+def _full_jobs(cells: Sequence[Cell], folder: Path | None, subset: bool, microbatch: int | None) -> list[Job]:
     from ..reproduce.build import build
     from ..reproduce.runner import paper_jobs
     from ..reproduce.source import Hub, Local
@@ -191,7 +192,7 @@ def _full_jobs(cells: Sequence[Cell], folder: Path | None, subset: bool) -> list
     if subset and folder is None:
         raise ValueError("--subset is about local data: give --data-folder")
     source = Hub() if folder is None else Local(folder=folder, subset=subset)
-    return paper_jobs(cells, lambda data, model, where: build(data, model, source=where), source)
+    return paper_jobs(cells, lambda data, model, where: build(data, model, source=where), source, microbatch=microbatch)
 
 
 def _train(table: Table, jobs: Sequence[Job], out: Path, device: str, as_json: bool, quiet: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -72,14 +72,19 @@ def run_jobs(
     return found
 
 
-def paper_jobs(cells: Sequence[Cell], build: Build, source: Source) -> list[Job]:
-    """Full-scale cells, each once. The new head of a pretrained model is drawn from the cell's seed, which is public."""
+def paper_jobs(cells: Sequence[Cell], build: Build, source: Source, *, microbatch: int | None = None) -> list[Job]:
+    """Full-scale cells, each once. The new head of a pretrained model is drawn from the cell's seed, which is public.
+
+    Args:
+        microbatch: instead of the settings' own; changes memory and time alone.
+    """
 
     def preparing(cell: Cell) -> Callable[[], tuple[Workload, TrainSettings]]:
         def prepare() -> tuple[Workload, TrainSettings]:
             torch.manual_seed(cell.seed)
             workload = build(cell.data, cell.model, source)
-            return workload, cell.settings(len(workload.train))  # type: ignore[arg-type]
+            settings = cell.settings(len(workload.train))  # type: ignore[arg-type]
+            return workload, settings if microbatch is None else replace(settings, microbatch=microbatch)
 
         return prepare
 

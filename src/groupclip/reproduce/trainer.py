@@ -89,7 +89,9 @@ def train_privately(
     optimizer = _optimizer(workload, settings)
     engine = attach(model, optimizer, _groups(settings), mechanism, clip=settings.clip, thresholds=settings.thresholds)
     assert engine.ledger is not None
-    begun = 0 if underway is None else underway.restore(model, optimizer, engine)
+    if underway is not None:
+        underway.restore(model, optimizer, engine)
+    begun = engine.ledger.steps
     model.train()
     batches = poisson_batches(workload.train, mechanism, settings.microbatch, start=begun, collate=workload.collate)
     for step, batch in enumerate(batches, start=begun + 1):
@@ -126,7 +128,7 @@ def _between(
     step: int, steps: int, tell: Tell | None, underway: Underway | None, model: nn.Module, optimizer: Optimizer,
     engine: Engine | None,
 ) -> None:  # fmt: skip
-    """After a step: tell, and keep the state if it is time or if somebody asked to stop."""
+    """After a step: tell, and keep the state if it is time, if somebody asked to stop, or before the scores are taken."""
     try:
         if tell is not None:
             tell(step, steps)
@@ -134,7 +136,7 @@ def _between(
         if underway is not None:
             underway.save(step, model, optimizer, engine)
         raise
-    if underway is not None and step < steps and underway.due():
+    if underway is not None and (step == steps or underway.due()):
         underway.save(step, model, optimizer, engine)
 
 
