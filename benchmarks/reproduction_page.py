@@ -103,7 +103,8 @@ def same_speed() -> str:
     """The paper's figure in words and numbers, from docs/same-speed.json (``benchmarks/same_speed.py --json``)."""
     kept = json.loads((DOCS / "same-speed.json").read_text(encoding="utf-8"))
     rows = [
-        [w["style"], str(w["groups"] or "-"), f"{w['ratio']:.2f}", f"{w['least']:.2f} to {w['most']:.2f}", f"{w['peak_bytes'] / 1e6:.1f}"]
+        [w["style"], str(w["groups"] or "-"), f"{w['ratio']:.2f}", f"{w['least']:.2f} to {w['most']:.2f}",
+         f"{w['peak_bytes'] / 1e6:.1f}"]
         for w in kept["ways"]
     ]  # fmt: skip
     setting, ours = kept["setting"], [w["ratio"] for w in kept["ways"] if w["groups"] and "Opacus" not in w["style"]]
@@ -154,7 +155,8 @@ def main() -> None:
     run = f"Of the {len(cells)} runs at full scale, {len(full) or 'none'} {'was' if len(full) < 2 else 'were'} made"
     values = {
         "SETTINGS": settings(), "SIGMA": sigma(), "CATALOGUE": "\n".join(commands(t) for t in catalogue().values()).strip(),
-        "SCALED": "\n".join(scaled(e) for e in experiments()).strip(), "SPEED": same_speed(), "RGP": printed_settings().not_run["rgp"].strip(),
+        "SCALED": "\n".join(scaled(e) for e in experiments()).strip(), "SPEED": same_speed(),
+        "RGP": printed_settings().not_run["rgp"].strip(),
         "RUN": f"{run}{' (they need a GPU and the hub)' if not full else ''}.",
         "VISION": str(len({cell for row in catalogue()["vision"].rows for cell in row.cells()})),
     }  # fmt: skip
