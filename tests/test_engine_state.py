@@ -56,6 +56,19 @@ def test_a_resumed_run_has_the_ledger_of_an_uninterrupted_one() -> None:
         train(*second, 1, first=6)
 
 
+@pytest.mark.parametrize("spoil", [lambda s: s.pop("noise"), lambda s: s.pop("thresholds"), lambda s: s.update(more=1)])
+def test_what_is_no_state_is_refused_and_nothing_is_loaded(spoil: Any) -> None:
+    before = attached()
+    train(*before, 2)
+    state = before[2].state_dict()
+    spoil(state)
+    engine = attached()[2]
+    for wrong in (state, None, b"\x80\x04.", []):
+        with pytest.raises(ValueError, match="not the state of an engine"):
+            engine.load_state_dict(wrong)
+    assert engine.ledger is not None and engine.ledger.steps == 0
+
+
 @pytest.mark.parametrize("first", [InsecureNoise(1), gc.HardenedNoise(), None], ids=repr)
 def test_the_noise_of_steps_before_a_resume_is_not_forgotten(first: NoiseSource | None) -> None:
     """Steps with noise of a seed stay without epsilon, and hardened noise in half a run hardens nothing."""

@@ -292,3 +292,11 @@ def test_an_accountant_that_can_not_answer_is_refused_by_name(facts, accountant,
         plan.calibrate(epsilon=2.0, delta=1e-5, accountant=accountant)
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(plan, noise_multiplier=1.0).spent(delta=1e-5, accountant=accountant)
+
+
+@pytest.mark.parametrize("target", [1e-3, 1e-4])
+def test_an_epsilon_that_rdp_can_not_reach_is_calibrated_by_pld(target):
+    """At a tiny rate RDP of a few orders spends more than that, however much the noise."""
+    plan = Mechanism(dataset_size=10**9, expected_batch_size=1, steps=10**8)
+    found = plan.calibrate(epsilon=target, delta=1e-5)
+    assert 0.99 * target <= found.epsilon(delta=1e-5) <= target

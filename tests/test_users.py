@@ -156,3 +156,12 @@ def test_text_that_is_not_a_tensor():
         TypeError, match=r"must be made of tensors with one row a sample; the collate function gave str"
     ):
         list(next(iter(logical_batches(["a"] * 100, PLAN, users=OWNERS, key=KEY))))
+
+
+@pytest.mark.parametrize("users", [torch.arange(40) // 10, [float("nan")] * 40], ids=["tensor", "nan"])
+def test_users_that_do_not_equal_themselves_are_refused(users):
+    """Each entry would be a user of its own, and the plan of samples be told as one of users."""
+    data = TensorDataset(torch.zeros(40, 2))
+    plan = gc.Mechanism(dataset_size=40, expected_batch_size=4, steps=1, noise_multiplier=1.0, unit="user")
+    with pytest.raises(ValueError, match="doesn't equal itself as another entry"):
+        gc.logical_batches(data, plan, users=users)

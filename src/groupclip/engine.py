@@ -304,7 +304,13 @@ class Engine:
 
         Raises:
             PrivacyViolation: the state is of another plan, partition, clip function, or other thresholds.
+            ValueError: not the state of an engine.
         """
+        if not isinstance(state, Mapping) or set(state) != set(self.state_dict()):
+            found = sorted(state) if isinstance(state, Mapping) else type(state).__name__
+            raise ValueError(
+                f"not the state of an engine: {found}, and not {sorted(self.state_dict())}; pass what engine.state_dict() returned"
+            )
         for name, mine in (
             ("thresholds", state["thresholds"] if self._amounts.moves else dict(self.thresholds)),
             ("partition", self.partition.to_json()),

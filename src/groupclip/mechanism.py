@@ -185,7 +185,10 @@ class Mechanism:
             found = accounting.rough_bounds(self._step(sigma), self.steps, delta)
             return _or_infinite(found.only(accountant).value)
 
-        start = calibration.enough_noise(guessed, target)
+        try:
+            start = calibration.enough_noise(guessed, target)
+        except ValueError:  # RDP of a few orders can't guess so small an epsilon
+            start = calibration.enough_noise(rough, target)
         near = calibration.near_noise(rough, reported, start, target)
         return replace(self, noise_multiplier=calibration.least_noise(reported, near, target, patience=2))
 

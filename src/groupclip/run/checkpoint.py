@@ -6,8 +6,9 @@ statistic of the data that has no noise: noise and sampling begin under new keys
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -85,11 +86,23 @@ def load(path: Path) -> Checkpoint:
         done = facts["progress"]
         lost = tuple((first, last) for first, last in done["lost"])
         progress = Progress(done["updates"], lost, done["pretraining"])
+        if any(type(n) is not int or n < 0 for n in (progress.updates, *sum(lost, ()))):
+            raise ValueError(f"its progress is {done}")
         return Checkpoint(facts["config"], facts["engine"], progress, weights, unflatten(tensors, facts["optimizer"]))
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise RunFailed(
             f"{path} is no checkpoint of this version of groupclip ({error}): start the run again in a new folder"
         ) from error
+
+
+@contextlib.contextmanager
+def usable(path: Path) -> Iterator[None]:
+    """Inside, what a checkpoint holds is used: an error of its types and shapes is RunFailed."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise RunFailed(f"{path} is damaged ({reason}): restore it, or start the run again in a new folder") from error
 
 
 def flatten(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:

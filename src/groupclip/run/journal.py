@@ -47,7 +47,7 @@ def read_journal(path: Path) -> int:
     """The number of charged steps. A line that was cut off counts as a step.
 
     Raises:
-        PrivacyViolation: no journal, or one that can't be read: the steps of this run are not known then.
+        PrivacyViolation: no journal, or one that isn't as it was written: the steps of this run are not known then.
     """
     if not path.is_file():
         raise PrivacyViolation(
@@ -55,20 +55,27 @@ def read_journal(path: Path) -> int:
             "epsilon could be "
             "understated. Put it back, or start again in a new folder (and count both runs)"
         )
-    text = path.read_bytes().decode(errors="replace")
-    whole, _, cut = text.rpartition("\n")
-    charged = 0
-    for line in whole.splitlines():
-        try:
-            step = json.loads(line)["charged"]
-        except (ValueError, KeyError, TypeError) as error:
+    *whole, cut = path.read_bytes().split(b"\n")
+    charged = None
+    for line in whole or [b""]:  # there is a line from the beginning on
+        step = _step(line)
+        if step is None or (charged is not None and step != charged + 1):
             raise PrivacyViolation(
-                f"{path} is damaged at the line {line[:80]!r}: the steps of this run can't be counted. "
-                "Restore it, or start "
-                "again in a new folder (and count both runs)"
-            ) from error
-        charged = max(charged, int(step))
+                f"{path} is damaged at the line {line[:80].decode(errors='replace')!r}: the steps of this run can't be counted. "
+                "Restore it, or start again in a new folder (and count both runs)"
+            )
+        charged = step
+    assert charged is not None
     return charged + bool(cut)
+
+
+def _step(line: bytes) -> int | None:
+    """The number that a line holds; None if it isn't one that :class:`Journal` writes."""
+    try:
+        step = json.loads(line)["charged"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return step if type(step) is int and step >= 0 else None
 
 
 def _line(charged: int) -> str:

@@ -25,6 +25,7 @@ import torch
 
 from ..engine import Engine
 from ..mechanism import Mechanism
+from .errors import RunFailed
 from .files import write_atomically
 
 _POINTS = 50
@@ -67,11 +68,23 @@ def row_text(row: Mapping[str, Any]) -> str:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows that were wholly written; a line that was cut off is left out."""
+    """The rows that were wholly written; a line that was cut off is left out. RunFailed if one isn't of a run."""
     if not path.is_file():
         return []
     whole, _, _ = path.read_text(encoding="utf-8", errors="replace").rpartition("\n")
-    return [json.loads(line) for line in whole.splitlines()]
+    rows = []
+    for line in whole.splitlines():
+        try:
+            row = json.loads(line)
+            drawn = (row["step"], int), (row["epsilon"], (int, float)), (row["noisy_gradient_norm"], dict)
+            if not all(isinstance(value, kind) for value, kind in drawn):
+                raise TypeError(f"{drawn}")
+        except (ValueError, KeyError, TypeError) as error:
+            raise RunFailed(
+                f"{path} is damaged at the line {line[:80]!r}: restore it, or move it away, and the report will lack those steps"
+            ) from error
+        rows.append(row)
+    return rows
 
 
 def cut_torn_row(path: Path) -> None:

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..errors import PrivacyViolation
 from ..mechanism import Mechanism
 from ..tasks import Task, load_task
 from . import checkpoint
-from .build import Trainer, build
+from .build import Trainer, build, plan_of
 from .checkpoint import Progress
 from .config import RunConfig, checked_request, read_yaml, task_options, to_yaml
 from .errors import ConfigError, RunInterrupted
@@ -100,19 +101,24 @@ def resume(
         _refuse_changes(folder, saved.config, checked_request(request or {}))
         task = _load(saved.config)
         config = RunConfig(**saved.config)
-        mechanism = Mechanism.from_dict(saved.engine["ledger"]["mechanism"])
+        with checkpoint.usable(folder.checkpoint):
+            mechanism = Mechanism.from_dict(saved.engine["ledger"]["mechanism"])
         if task.units != mechanism.dataset_size:
             many = "training samples" if task.unit == "sample" else "users"
             raise ConfigError(
                 f"the task has {task.units} {many} now, it had {mechanism.dataset_size} when the run began: "
                 "the run can only go on with the same data; put them back, or start another run"
             )
+        _refuse_another_plan(config, task, mechanism)
         trainer = build(config, task, mechanism)
-        trainer.model.load_state_dict(saved.weights)
-        trainer.optimizer.load_state_dict(saved.optimizer)
-        ledger, progress = _charge_lost(saved, min(read_journal(folder.journal), mechanism.steps))
-        trainer.engine.load_state_dict({**saved.engine, "ledger": ledger})
+        charged = min(read_journal(folder.journal), mechanism.steps)
+        with checkpoint.usable(folder.checkpoint):
+            trainer.model.load_state_dict(saved.weights)
+            trainer.optimizer.load_state_dict(saved.optimizer)
+            ledger, progress = _charge_lost(saved, charged)
+            trainer.engine.load_state_dict({**saved.engine, "ledger": ledger})
         cut_torn_row(folder.metrics)
+        read_rows(folder.metrics)  # now, and not when all is done
     except BaseException:
         folder.close()
         raise
@@ -218,6 +224,17 @@ def _refuse_changes(folder: RunFolder, saved: Mapping[str, Any], asked: Mapping[
                 "the setting out, "
                 "or start another run"
             )
+
+
+def _refuse_another_plan(config: RunConfig, task: Task, mechanism: Mechanism) -> None:
+    """Raise PrivacyViolation unless the saved mechanism is the settings', with noise that was calibrated for their epsilon."""
+    spent = mechanism.spent(delta=config.delta, accountant=config.accountant).epsilon
+    same = replace(mechanism, noise_multiplier=None) == plan_of(config, task)
+    if not same or not 0.98 * config.epsilon <= spent <= 1.0001 * config.epsilon:
+        raise PrivacyViolation(
+            f"the checkpoint's plan ({mechanism}) isn't the one that its settings give, epsilon {config.epsilon:g} at delta "
+            f"{config.delta:g}: it was edited, and the steps that were taken had other noise. Restore it, or start again"
+        )
 
 
 def _charge_lost(saved: checkpoint.Checkpoint, charged: int) -> tuple[dict[str, Any], Progress]:
