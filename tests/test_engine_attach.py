@@ -169,3 +169,28 @@ def test_no_mechanism_no_epsilon() -> None:
         ):
             ask()
     assert engine.noise_std == 0.0
+
+
+class Wrapper(torch.optim.Optimizer):
+    """As accelerate's: an optimizer by class, whose steps are another's."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:  # pyright: ignore[reportMissingSuperCall]
+        self.optimizer, self.param_groups = optimizer, optimizer.param_groups
+
+
+def test_a_wrapped_optimizer_is_refused_with_the_order_to_keep() -> None:
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mechanism = gc.Mechanism(dataset_size=40, expected_batch_size=8, steps=6, noise_multiplier=1.0)
+    with pytest.raises(
+        TypeError, match=r"optimizer is Wrapper, .* accelerator\.prepare\(model, optimizer\) after groupclip\.attach"
+    ):
+        gc.attach(model, Wrapper(optimizer), "all-layer", mechanism)
+    assert all(type(p) is torch.nn.Parameter for p in model.parameters())
+    engine = gc.attach(model, optimizer, "all-layer", mechanism)
+    wrapped = Wrapper(optimizer)  # afterwards it may be wrapped
+    engine.backward(model(torch.randn(4, 3)).square().sum(1))
+    wrapped.optimizer.step()
+    assert engine.ledger is not None
+    assert engine.ledger.steps == 1
+    engine.detach()

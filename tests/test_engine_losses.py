@@ -47,6 +47,11 @@ WRONG_LOSSES: dict[str, tuple[Callable[[nn.Module], Any], type[Exception], str]]
         ValueError,
         r"losses has 1 entries, but the model was last called with 4 samples",
     ),
+    "[B * T]": (
+        lambda m: mlp_out(m).square().flatten(),
+        ValueError,
+        r"losses has 12 entries, .* one loss per sample\. If every sample has 3 in turn .* losses\.view\(4, -1\)\.mean\(1\)",
+    ),
     "without grad": (
         lambda m: mlp_out(m).square().sum(1).detach(),
         ValueError,

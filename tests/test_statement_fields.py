@@ -51,6 +51,10 @@ FIELDS = {
     "normalisation": (
         "normalised_by", r"the sum is divided by \| the expected batch size, 8", r"divided by the expected batch size, 8",
     ),
+    "losses assumed": (
+        "losses_assumed", r"losses assumed \| each of one sample alone",
+        r"rests on losses of single samples, as they were given: the loss of one mustn't depend on another sample of its batch",
+    ),
     "sampling assumed": ("sampling_assumed", r"sampling assumed \| Poisson", r"The figure assumes Poisson samples"),
     "sampling used": (
         "sampling_used", r"sampling used \| the user's own, vouched for, in 3 steps", r"The sampling was the user's own",

@@ -103,6 +103,11 @@ def check_optimizer(
         named: the private parameters that train.
         frozen: private parameters that don't, at the moment.
     """
+    if "_optimizer_step_pre_hooks" not in vars(optimizer):
+        raise TypeError(
+            f"optimizer is {type(optimizer).__name__}, a wrapper around another: its steps can't be seen. Attach the torch "
+            "optimizer itself, and wrap it afterwards: accelerator.prepare(model, optimizer) after groupclip.attach(model, optimizer, ..)"
+        )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise PrivacyViolation(
             "LBFGS evaluates the gradient several times in a step, each without noise: use another optimizer"
@@ -156,8 +161,14 @@ def check_losses(losses: Tensor, batch: int) -> None:
     if not losses.requires_grad:
         raise ValueError("losses don't require grad: they were computed under no_grad, or from no trainable parameter")
     if len(losses) != batch:
+        each, rest = divmod(len(losses), batch) if batch else (0, 1)
+        hint = (
+            f". If every sample has {each} in turn (a language model's tokens), take the mean of each sample's own: "
+            f"losses.view({batch}, -1).mean(1), or weighed by its mask, (losses.view({batch}, -1) * mask).sum(1) / mask.sum(1)"
+        )
         raise ValueError(
             f"losses has {len(losses)} entries, but the model was last called with {batch} samples: give one loss per sample"
+            + hint * (rest == 0 and each > 1)
         )
 
 

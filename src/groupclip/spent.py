@@ -1,5 +1,6 @@
 """What a plan has spent: the figure, the accountant whose it is, and the deltas that figures can be asked for."""
 
+import logging
 from dataclasses import dataclass
 
 from groupclip import accounting
@@ -46,6 +47,16 @@ def spent_by(step: Step, steps: int, delta: float, found: Bounds, accountant: st
         exact=bounds.exact,
         note="; ".join(filter(None, (bounds.note, _LITTLE_NOISE if step.one_sided < LITTLE_NOISE else ""))),
     )
+
+
+def warn_if_lax(delta: float, dataset_size: int, unit: str) -> None:
+    """Say in the log that a delta is too large to mean anything: see :func:`default_delta`."""
+    if delta > 1 / dataset_size:
+        logging.getLogger("groupclip").warning(
+            "delta %g is more than one in the number of %ss (%s): publishing one of them whole would satisfy it. "
+            "Ask for at most %.3g",
+            delta, unit, f"{dataset_size:,}", default_delta(dataset_size),
+        )  # fmt: skip
 
 
 def default_delta(dataset_size: int) -> float:

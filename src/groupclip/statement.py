@@ -59,6 +59,7 @@ class PrivacyRecord:
             0 where the noise is in floating point.
         sampling_vouched_by_user: somebody answers for it that batches which groupclip didn't draw were drawn as the plan says.
             Without that, no epsilon is claimed for them.
+        foreign_noise: name of the source of noise, where it isn't groupclip's.
 
     Raises:
         ValueError: groups that differ between thresholds and noise_std; counts that aren't whole.
@@ -79,6 +80,7 @@ class PrivacyRecord:
     other_releases: Mapping[str, float] = field(default_factory=dict)
     rounding: float = 0.0
     sampling_vouched_by_user: bool = False
+    foreign_noise: str = ""
 
     def __post_init__(self) -> None:
         if self.mechanism.noise_multiplier is None:
@@ -126,6 +128,7 @@ class PrivacyRecord:
         other_releases: Mapping[str, float] | None = None,
         rounding: float = 0.0,
         sampling_vouched_by_user: bool = False,
+        foreign_noise: str = "",
     ) -> "PrivacyRecord":
         """The record of what ``ledger`` has counted so far; one number for ``noise_std`` is that of every group."""
         if not isinstance(noise_std, Mapping):
@@ -143,6 +146,7 @@ class PrivacyRecord:
             other_releases=other_releases or {},
             rounding=rounding,
             sampling_vouched_by_user=sampling_vouched_by_user,
+            foreign_noise=foreign_noise,
         )
 
     @property
@@ -209,6 +213,7 @@ class PrivacyRecord:
                 {"name": name, "threshold": bound, "noise_std": self.noise_std[name]}
                 for name, bound in self.thresholds.items()
             ],
+            "losses_assumed": f"each of one {self.mechanism.unit} alone",
             "sampling_assumed": SAMPLINGS[self.mechanism.sampling],
             "max_batch_size": self.mechanism.max_batch_size,
             "other_releases": [{"name": name, "noise_multiplier": z} for name, z in self.other_releases.items()],
@@ -224,6 +229,7 @@ class PrivacyRecord:
             "normalised_by": self.mechanism.expected_batch_size,
             "tuning_accounted": False,
             "secure_noise": self.secure_noise,
+            "noise_source": self.foreign_noise or "groupclip",
             "unsafe_statistics": list(self.unsafe_statistics),
             "hardened_against_floating_point_attacks": self.rounding > 0,
             "plan_hash": self.mechanism.plan_hash,

@@ -64,12 +64,13 @@ def facts(record: PrivacyRecord) -> list[tuple[str, str]]:
         ("groups", f"{len(record.thresholds)} ({record.partition_style})"),
         ("one sample adds to the sum", f"at most {math.hypot(*record.thresholds.values()):.6g} (l2 norm)"),
         ("the sum is divided by", f"the expected batch size, {mechanism.expected_batch_size:,}"),
+        ("losses assumed", f"each of one {mechanism.unit} alone"),
         ("sampling assumed", SAMPLINGS[mechanism.sampling]),
         ("sampling used", _whose(record)),
         ("accountant", "none" if spent is None else f"{spent.accountant}, dp-accounting {accounting.version()}"),
         ("released", record.released),
         ("tuning", "not accounted"),
-        ("noise", "secure" if record.secure_noise else "INSECURE: reproducible from a seed"),
+        ("noise", _noise(record)),
         ("un-noised statistics looked at", ", ".join(record.unsafe_statistics) or "none"),
         ("hardened against floating-point attacks", "no" if not record.rounding else "the noise is"),
         ("also released, noise multiplier", _others(record) or "nothing"),
@@ -157,7 +158,8 @@ def _method(record: PrivacyRecord) -> str:
         f"at most {total:.6g} in all to the sum. {noise} (noise multiplier {mechanism.noise_multiplier:.6g}), which "
         f"was then divided by the expected batch size, {mechanism.expected_batch_size:,}. {record.steps:,} of "
         f"{mechanism.steps:,} planned steps were taken. The record beside this statement gives the threshold and "
-        "the noise of every group."
+        f"the noise of every group. All this rests on losses of single {unit}s, as they were given: the loss of one mustn't depend "
+        f"on another {unit} of its batch."
         + (
             f" Released as well in every step, and paid for in the same figure: {_others(record)}."
             if record.other_releases
@@ -199,6 +201,11 @@ def _sampling(record: PrivacyRecord) -> str:
 
 
 def _randomness(record: PrivacyRecord) -> str:
+    if record.secure_noise and record.foreign_noise:
+        return (
+            f"The noise was added by {record.foreign_noise}, which isn't groupclip's: that it is Gaussian, of the stated size and "
+            "secret is vouched for by whoever trained the model."
+        )
     if record.secure_noise:
         return (
             "The noise comes from a cryptographic generator (AES-256 in counter mode; on a GPU, a generator that is "
@@ -260,6 +267,12 @@ def _not_covered(record: PrivacyRecord) -> str:
             "that was made because of them covered.",
         )
     return " ".join(told)
+
+
+def _noise(record: PrivacyRecord) -> str:
+    if not record.secure_noise:
+        return "INSECURE: reproducible from a seed"
+    return f"of {record.foreign_noise}, not groupclip's, vouched for" if record.foreign_noise else "secure"
 
 
 def _whose(record: PrivacyRecord) -> str:

@@ -30,6 +30,17 @@ def test_epsilon_is_the_librarys_epsilon(capsys):
     assert facts["epsilon"] == mechanism.epsilon(delta=1e-5) == min(facts["epsilon_rdp"], facts["epsilon_pld"])
 
 
+@pytest.mark.parametrize(("delta", "lax"), [("1e-3", True), ("1e-5", False), (None, False)])
+def test_a_delta_that_means_nothing_is_warned_of(caplog, delta, lax):
+    asked = ["--dataset-size", "5000", "--batch-size", "100", "--epochs", "1", "--noise-multiplier", "1"]
+    assert run(["epsilon", *asked, *(["--delta", delta] if delta else [])]) == 0
+    said = [
+        r.getMessage() for r in caplog.records if "more than one in the number of samples (5,000)" in r.getMessage()
+    ]
+    assert bool(said) == lax
+    assert all("at most 1e-05" in words for words in said)
+
+
 def test_one_undoes_the_other(capsys):
     assert run(["calibrate", *PAPER, "--epsilon", "8", "--json"]) == 0
     sigma = json.loads(capsys.readouterr().out)["noise_multiplier"]

@@ -311,6 +311,27 @@ def test_wrong_arguments_are_refused(
         gc.check(net(nn.Tanh()), loss_fn, batch, "layer-wise", **keywords)
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_reduced_loss_is_told_from_a_mean_over_tokens(reduction: str, dropout: float) -> None:
+    x, _ = images(6, 5, 4)
+    y = torch.randint(0, 3, (6, 5), generator=torch.Generator().manual_seed(1))
+    mask = (torch.arange(5) < torch.tensor([[5], [2], [3], [4], [1], [5]])).float()
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(dropout), nn.Linear(8, 3)).train()
+
+    def of_samples(model: nn.Module, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        each = F.cross_entropy(model(x).transpose(1, 2), y, reduction="none") * mask
+        return getattr(each.sum(1) / mask.sum(1), reduction)()
+
+    def of_tokens(model: nn.Module, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        return F.cross_entropy(model(x).transpose(1, 2), y.masked_fill(mask == 0, -100))
+
+    with pytest.raises(ValueError, match=f"for these samples the {reduction} of their losses"):
+        gc.check(model, of_samples, (x, y, mask), "layer-wise")
+    with pytest.raises(gc.PrivacyViolation, match=r"neither the mean nor the sum .* Hugging Face's language models"):
+        gc.check(model, of_tokens, (x, y, mask), "layer-wise")
+
+
 def test_an_attached_model_is_refused() -> None:
     model = net(nn.Tanh())
     engine = gc.attach(model, None, "all-layer", None)

@@ -9,7 +9,7 @@ import click
 
 from ..events import ADJACENCIES, SAMPLINGS
 from ..mechanism import UNITS, Mechanism
-from ..spent import PrivacySpent, default_delta
+from ..spent import PrivacySpent, default_delta, warn_if_lax
 
 Command = Callable[..., None]
 
@@ -77,6 +77,8 @@ def plan(given: dict[str, Any], noise_multiplier: float | None = None) -> tuple[
         noise_multiplier=noise_multiplier,
         **{name: value for name, value in chosen.items() if value is not None},
     )
+    if delta is not None:
+        warn_if_lax(delta, size, mechanism.unit)
     return mechanism, default_delta(size) if delta is None else delta
 
 

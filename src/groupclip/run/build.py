@@ -16,6 +16,7 @@ from ..engine import Engine
 from ..hardened import HardenedNoise
 from ..mechanism import Mechanism
 from ..partition import Partition, partition
+from ..spent import warn_if_lax
 from ..styles import PLANNED
 from ..tasks import Task
 from ..users import PerUser
@@ -70,7 +71,7 @@ def build(config: RunConfig, task: Task, mechanism: Mechanism | None = None) -> 
 
 def plan_of(config: RunConfig, task: Task) -> Mechanism:
     """The mechanism of a run, without noise yet."""
-    return Mechanism(
+    mechanism = Mechanism(
         dataset_size=task.units,
         expected_batch_size=config.batch_size,
         steps=config.steps,
@@ -79,6 +80,8 @@ def plan_of(config: RunConfig, task: Task) -> Mechanism:
         max_batch_size=config.max_batch_size,
         unit=task.unit,
     )
+    warn_if_lax(config.delta, task.units, mechanism.unit)
+    return mechanism
 
 
 def attached(

@@ -29,7 +29,8 @@ from ..private import SLOW, VMAP
 from .coverage import Coverage, ParameterUse, slow, table
 from .memory import notes_on_memory
 from .mixing import blame
-from .replay import Losses, Replays, kept_gradients
+from .reduced import what_is_wrong
+from .replay import Losses, ReducedLoss, Replays, kept_gradients
 from .samples import Batch, told
 from .single import Sample, alone
 from .wording import listed
@@ -189,7 +190,10 @@ class _Check:
         """Neither model nor loss may keep what samples left, and be saved or go on with it. Learns what a pass draws."""
         orders = [(0, 1), (1, 2)] if self.samples > 2 else [(0, 1), (1, 1), (0, 0)]
         pairs, one = [self.data.pick(*order) for order in orders], self.data.pick(0)
-        traces = self.replays.rehearse(pairs, one, 0)
+        try:
+            traces = self.replays.rehearse(pairs, one, 0)
+        except ReducedLoss:
+            raise what_is_wrong(self.replays, self.data) from None
         self.notes += notes_on_memory(self.replays, pairs, traces)
         for round_ in self.replays.rounds[1:]:
             self.replays.rehearse(pairs, one, round_)

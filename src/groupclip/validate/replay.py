@@ -24,6 +24,10 @@ _OWN = 7_919
 Losses = Callable[..., Tensor]
 
 
+class ReducedLoss(ValueError):
+    """The loss function gave one number for a batch."""
+
+
 @dataclass(frozen=True)
 class Script:
     """What a pass draws.
@@ -207,7 +211,7 @@ def _require_one(loss: Any) -> None:
     if not isinstance(loss, Tensor):
         raise TypeError(f"loss_fn gave {type(loss).__name__}; it must give a tensor [B] of losses, one per sample")
     if loss.dim() == 0:
-        raise ValueError("loss_fn gave a single number; it must give one loss per sample, [B]: use reduction='none'")
+        raise ReducedLoss
     if tuple(loss.shape) != (1,):
         raise PrivacyViolation(
             f"loss_fn gave losses of shape {tuple(loss.shape)} for a batch of one sample: it must be (1,). If the first "

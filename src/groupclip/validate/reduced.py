@@ -1,0 +1,37 @@
+"""A loss that comes as a single number: whether it is the mean or the sum of its samples' losses, as ``loss_reduction`` claims."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ..errors import PrivacyViolation
+from .replay import Replays, Script
+from .samples import Batch
+
+_TOLERANCE = 1e-3
+
+
+def what_is_wrong(replays: Replays, data: Batch) -> Exception:
+    """The error to raise for a loss function that gives one number for a batch."""
+    replays.scripts[0] = Script([], [], chance=False)  # draws are constants
+    everyone = range(replays.total)
+    whole, *each = [_loss(replays, data, samples) for samples in (tuple(everyone), *((i,) for i in everyone))]
+    for reduction, own in (("mean", sum(each) / len(each)), ("sum", sum(each))):
+        if math.isclose(whole, own, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE * max(map(abs, each))):
+            return ValueError(
+                f"loss_fn gave a single number, for these samples the {reduction} of their losses; it must give one loss per "
+                f"sample, [B]: use reduction='none'. (loss_reduction={reduction!r} of groupclip.attach would take it as it is)"
+            )
+    return PrivacyViolation(
+        "loss_fn gave a single number, which is neither the mean nor the sum of its samples' losses: it divides by a count over "
+        "the batch, as a mean over all tokens does (the .loss of Hugging Face's language models). Samples weigh by each other's "
+        "lengths in it, which loss_reduction='mean' doesn't see. Average each sample's own terms, e.g. "
+        "(losses * mask).sum(1) / mask.sum(1), and use reduction='none'"
+    )
+
+
+def _loss(replays: Replays, data: Batch, samples: tuple[int, ...]) -> float:
+    with replays.alike(samples), torch.no_grad():
+        return float(replays.loss(data.pick(*samples)))
