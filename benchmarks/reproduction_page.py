@@ -87,16 +87,17 @@ def commands(table: Table) -> str:
 
 def scaled(experiment: ScaledExperiment) -> str:
     found = kept(experiment.name)
-    head = f"### {experiment.name}: {experiment.title}\n\n    {small_command(experiment.twin)}\n"
+    head, command = f"### {experiment.name}: {experiment.title}\n", f"    {small_command(experiment.twin)}\n\n"
     page, words = KEPT / f"{experiment.name}.md", KEPT / f"{experiment.name}.in.md"
     if page.exists():
         body = deeper(page.read_text(encoding="utf-8"))
     elif not found:
-        body = "Not run."
+        body = f"{command}Not run."
     else:
-        body = words.read_text(encoding="utf-8") if words.exists() else "@TABLE@\n\n@HARDWARE@"
+        body = words.read_text(encoding="utf-8") if words.exists() else f"{command}@TABLE@\n\n@HARDWARE@"
         body = deeper(body.replace("@TABLE@", scaled_table(found)).replace("@HARDWARE@", environments(found)))
-    return f"{head}\n{body.strip()}\n"
+    body = body.strip("\n")
+    return f"{head}\n{body}\n"
 
 
 def same_speed() -> str:
