@@ -106,7 +106,8 @@ def check_optimizer(
     if "_optimizer_step_pre_hooks" not in vars(optimizer):
         raise TypeError(
             f"optimizer is {type(optimizer).__name__}, a wrapper around another: its steps can't be seen. Attach the torch "
-            "optimizer itself, and wrap it afterwards: accelerator.prepare(model, optimizer) after groupclip.attach(model, optimizer, ..)"
+            "optimizer itself, and wrap it afterwards: accelerator.prepare(model, optimizer) after "
+            "groupclip.attach(model, optimizer, ..)"
         )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise PrivacyViolation(
