@@ -139,8 +139,8 @@ class PrivateStep:
         if changed:
             raise PrivacyViolation(
                 f"p.grad of {_some(changed)} isn't what the last backward pass left there, so the noise wouldn't fit it. Leave "
-                "gradients alone until optimizer.step: no scaling, no clip_grad_norm_ (with inf it writes them anew too; the Trainer "
-                "of Hugging Face does so in every step, docs/huggingface.md has a loop to use instead). If it was a GradScaler: "
+                "gradients alone until optimizer.step: no scaling, no clip_grad_norm_ (inf writes them anew too, as the Trainer of "
+                "Hugging Face does in every step: docs/huggingface.md has a loop to use instead). If it was a GradScaler: "
                 f"{_SCALER}. Call engine.discard() to give up this logical batch"
             )
 
