@@ -1,4 +1,4 @@
-"""Every Python block of the README and of docs/ runs as written."""
+"""Every Python block of the README and of docs/ runs as written; one marked ``continued``, after the one above it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,20 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+FENCE = re.compile(r"^```python( continued)?\n(.*?)^```", re.M | re.S)
+
+
+def blocks(page: Path) -> list[str]:
+    found: list[str] = []
+    for continued, block in FENCE.findall(page.read_text(encoding="utf-8")):
+        found.append(f"{found.pop()}\n{block}" if continued else block)
+    return found
+
+
 BLOCKS = [
     pytest.param(block, id=f"{page.name}-{i}")
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-    for i, block in enumerate(re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S))
+    for i, block in enumerate(blocks(page))
 ]
 
 
