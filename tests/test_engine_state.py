@@ -88,6 +88,35 @@ def test_the_noise_of_steps_before_a_resume_is_not_forgotten(first: NoiseSource 
                 engine.epsilon(delta=1e-5, sampling_vouched_by_user=True)
 
 
+class Own:
+    """Says that it is secure, and adds nothing."""
+
+    secure = True
+
+    def add_(self, tensor: torch.Tensor, std: float) -> None:
+        pass
+
+
+def test_noise_that_is_not_groupclips_is_named() -> None:
+    before = attached(noise=Own())
+    train(*before, 2)
+    state = json.loads(json.dumps(before[2].state_dict()))
+    after = attached()
+    after[2].load_state_dict(state)
+    for engine in (before[2], after[2]):
+        text = engine.statement(delta=1e-5, sampling_vouched_by_user=True)
+        assert "added by Own, which isn't groupclip's" in text and "AES" not in text
+    assert "AES-256" in attached()[2].statement(delta=1e-5)  # the twin
+
+
+@pytest.mark.parametrize(
+    "noise", [object(), 1.0, "secure", type("Half", (), {"secure": True})()], ids=["object", "number", "text", "half"]
+)
+def test_what_is_no_source_of_noise_is_refused(noise: Any) -> None:
+    with pytest.raises(TypeError, match="is no source of noise: it needs secure"):
+        attached(noise=noise)
+
+
 def test_a_resumed_run_without_noise_is_the_uninterrupted_one() -> None:
     """Weights, optimizer and ledger, step for step."""
     mechanism = plan(sigma=0.0)

@@ -48,7 +48,7 @@ def attach(
             user's own ``loss.backward()`` is allowed, and the loss is that reduction over the samples of the batch. A mean
             over all TOKENS of the batch, as many models of Hugging Face give, is not: samples would weigh by each other's
             lengths.
-        noise: the source of noise; a new :class:`SecureNoise` by default.
+        noise: the source of noise; a new :class:`SecureNoise` by default. One of your own is named in the statement.
 
     Guarantee:
         each step's gradient is ``(sum_i g_i^(m) C(g_i^(m); R_m) + s_m N(0, I)) / E[batch size]`` for every group m (the
@@ -69,6 +69,10 @@ def attach(
     if mechanism is not None:
         check_alone()
     source: NoiseSource = SecureNoise() if noise is None else noise
+    if not isinstance(source, NoiseSource) or not isinstance(source.secure, bool):
+        raise TypeError(
+            f"noise={noise!r} is no source of noise: it needs secure (a bool) and add_(tensor, std); leave it out for SecureNoise()"
+        )
     named = {n: p for n, p in model.named_parameters() if p.requires_grad}
     sizes = {name: sum(named[n].numel() for n in partition_[name]) for name in partition_.names}
     sigma = 0.0 if mechanism is None else noise_multiplier(mechanism)

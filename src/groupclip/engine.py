@@ -24,9 +24,10 @@ from .clipping import ClipFunction
 from .errors import CoverageError, GroupClipError, PrivacyViolation
 from .gate import Group, Slot
 from .groupnoise import GroupNoise
+from .hardened import HardenedNoise
 from .ledger import Ledger
 from .mechanism import Mechanism
-from .noise import NoiseSource
+from .noise import InsecureNoise, NoiseSource, SecureNoise
 from .partition import Partition
 from .private import Call, PrivateParameter, PrivateTensor
 from .rules.recurrent import note_order
@@ -68,6 +69,7 @@ class Engine:
         self._unsafe: set[str] = set()
         # of all steps, those before a resume included
         self._secure, self._hardened = noise.secure, amounts.rounding > 0
+        self._foreign = "" if isinstance(noise, (SecureNoise, InsecureNoise, HardenedNoise)) else type(noise).__name__
         self._norms: dict[str, Tensor] = {}
         self._tape = Tape(self.clip, loss_reduction, self._clipped)
         self._groups = self._open_groups({n: p for n, p in model.named_parameters() if p.requires_grad})
@@ -241,7 +243,7 @@ class Engine:
             ledger, delta=delta, partition=self.partition, thresholds=self.thresholds, noise_std=self.noise_stds,
             clip=self.clip.name, secure_noise=self._secure, unsafe=sorted(self._unsafe),
             other_releases=self._amounts.other_releases, rounding=self._amounts.rounding if self._hardened else 0.0,
-            sampling_vouched_by_user=sampling_vouched_by_user,
+            sampling_vouched_by_user=sampling_vouched_by_user, foreign_noise=self._foreign,
         )  # fmt: skip
 
     def statement(self, *, delta: float, sampling_vouched_by_user: bool = False) -> str:
@@ -296,7 +298,7 @@ class Engine:
             "partition": self.partition.to_json(),
             "clip": repr(self.clip),
             "unsafe": sorted(self._unsafe),
-            "noise": {"secure": self._secure, "hardened": self._hardened},
+            "noise": {"secure": self._secure, "hardened": self._hardened, "foreign": self._foreign},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -333,6 +335,7 @@ class Engine:
         if self.ledger is not None and self.ledger.steps:
             self._secure = self._secure and state["noise"]["secure"] is True
             self._hardened = self._hardened and state["noise"]["hardened"] is True
+            self._foreign = self._foreign or str(state["noise"]["foreign"])
 
     def detach(self) -> None:
         """Make the model and the optimizer what they were: plain parameters, no hooks. Gradients are cleared.

@@ -8,7 +8,7 @@ outputs would be possible under one data set and impossible under its neighbour.
 
 import math
 from collections.abc import Iterator
-from typing import NoReturn, Protocol
+from typing import NoReturn, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ _CUDA_CHUNK = 1 << 21  # 16 MiB
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
+@runtime_checkable
 class NoiseSource(Protocol):
     """Anything that adds Gaussian noise. ``secure`` says whether an epsilon may be claimed for it."""
 
