@@ -47,5 +47,7 @@ def test_bench_measures_what_measure_does():
     assert [(r.style, r.groups) for r in rows] == [(PLAIN, 0), ("all-layer", 1), ("uniform:2", 2), ("layer-wise", 9)]
     assert rows[0].ratio == 1.0 and all(0 < r.least <= r.ratio <= r.most for r in rows)
     assert rows[1].peak_bytes == measure(model, batch, "all-layer").peak
+    (_, planned) = bench(model, batch, ["planned:2"], rounds=1)
+    assert planned.groups <= 2 and planned.peak_bytes <= rows[1].peak_bytes
     with pytest.raises(ValueError, match="rounds=0"):
         bench(model, batch, [], rounds=0)

@@ -16,6 +16,7 @@ from .attaching import attach
 from .memory import measure
 from .memory.workload import Loss, default_loss, number_of_samples
 from .partition import Partition, partition
+from .styles import PLANNED
 
 PLAIN = "without privacy"
 Run = Callable[[], None]
@@ -56,7 +57,10 @@ def bench(
     """
     if rounds < 1:
         raise ValueError(f"rounds={rounds} must be at least 1")
-    groups: dict[str, Partition | None] = {PLAIN: None, **{style: partition(model, style) for style in styles}}
+    groups: dict[str, Partition | None] = {
+        PLAIN: None,
+        **{style: partition(model, style, batch=batch if style.startswith(PLANNED) else None) for style in styles},
+    }
     peaks = {way: measure(model, batch, of, loss=loss).peak for way, of in groups.items()}
     device = next(model.parameters()).device
 

@@ -99,19 +99,21 @@ def _made(workload: str, samples: int, image_size: int | None, tokens: int | Non
 def _language(workload: str, samples: int, length: int, device: str) -> tuple[Any, Any]:
     """A language model of transformers, or a classifier, of the published shape."""
     import torch
-    from transformers import GPT2Config, GPT2LMHeadModel, RobertaConfig, RobertaForSequenceClassification
 
+    from ..reproduce.source import needed
+
+    library = needed("transformers", f"workload '{workload}'")
     if workload in _GPT2:
         width, depth, heads = _GPT2[workload]
-        config: Any = GPT2Config(n_embd=width, n_layer=depth, n_head=heads, use_cache=False)
-        model: Any = GPT2LMHeadModel(config)
+        config: Any = library.GPT2Config(n_embd=width, n_layer=depth, n_head=heads, use_cache=False)
+        model: Any = library.GPT2LMHeadModel(config)
     else:
         width, depth, heads = _ROBERTA[workload]
-        config = RobertaConfig(
+        config = library.RobertaConfig(
             vocab_size=50_265, hidden_size=width, num_hidden_layers=depth, num_attention_heads=heads, intermediate_size=4 * width,
             max_position_embeddings=514, type_vocab_size=1,
         )  # fmt: skip
-        model = RobertaForSequenceClassification(config)
+        model = library.RobertaForSequenceClassification(config)
     ids = torch.randint(5, config.vocab_size, (samples, length), device=device)
     labels = ids if workload in _GPT2 else torch.zeros(samples, dtype=torch.int64, device=device)
     return model.train().to(device), ({"input_ids": ids}, labels)
