@@ -25,11 +25,14 @@ BLOCKS = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # peft asks it of transformers
 @pytest.mark.filterwarnings(
     "ignore:The .grad attribute of a Tensor that is not a leaf"
 )  # of torch's compiler, which shows it to nobody
 @pytest.mark.parametrize("block", BLOCKS)
 def test_code_block(block: str) -> None:
+    for extra in re.findall(r"^from (transformers|peft) import", block, re.M):
+        pytest.importorskip(extra)
     exec(compile(block, "<docs>", "exec"), {"__name__": "docs"})
 
 
