@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,6 +58,8 @@ STYLES: dict[str, str | Mapping[str, str]] = {
     "planned:3": PLANNED,
     "uniform:3": "uniform:3",
 }
+ENDS = ("all-layer", "param-wise")
+COMPARED = ("planned:3", "layer-wise", "boundaries:5", "block-wise")
 FEW = ("all-layer", "param-wise", "layer-wise", "block-wise")
 
 
@@ -102,18 +104,34 @@ class Folders:
 
 
 def cells(scale: Scale, folders: Folders) -> list[ScaledCell]:
-    """All runs: seed by seed, so that a suite which is stopped has whole seeds; within one the ends of the range first."""
-    made = []
-    for seed in scale.seeds:
-        for size in scale.sizes:
-            made.append(_cell(scale, folders, size, seed, None, "", ""))
-        for style in STYLES:
-            for epsilon, styles in scale.styles.items():
-                for size in scale.sizes if style in styles else ():
-                    made.append(_cell(scale, folders, size, seed, epsilon, style, "automatic"))
-        for size, epsilon, style in scale.abadi:
-            made.append(_cell(scale, folders, size, seed, epsilon, style, "abadi"))
-    return made
+    """All runs: the whole of the first seed, then the other seeds together, what is worth most first.
+
+    So a suite that is stopped has every cell once, and error bars on the ends of the range before those between.
+    """
+    first, *others = ([_cell(scale, folders, *names) for names in _names(scale, seed)] for seed in scale.seeds)
+    return first + sorted((cell for seed in others for cell in seed), key=_worth)
+
+
+def _names(scale: Scale, seed: int) -> Iterator[tuple[str, int, float | None, str, str]]:
+    """Size, seed, epsilon, style and clip function of all runs of a seed."""
+    for size in scale.sizes:
+        yield size, seed, None, "", ""
+    for style in STYLES:
+        for epsilon, styles in scale.styles.items():
+            for size in scale.sizes if style in styles else ():
+                yield size, seed, epsilon, style, "automatic"
+    for size, epsilon, style in scale.abadi:
+        yield size, seed, epsilon, style, "abadi"
+
+
+def _worth(cell: ScaledCell) -> tuple[int, int]:
+    """One group and one a parameter; then what is compared at equal memory, at the least epsilon; then the rest."""
+    style, clip = cell.cell["clipping"], cell.cell["clip"]
+    if clip == "automatic" and style in ENDS:
+        return 0, ENDS.index(style)
+    if clip == "automatic" and style in COMPARED and cell.cell["epsilon"] == min(FULL.styles):
+        return 1, COMPARED.index(style)
+    return 2, 0
 
 
 def _cell(
