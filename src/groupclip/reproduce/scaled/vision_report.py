@@ -161,17 +161,19 @@ class Report:
         epsilon = self.epsilons[0]
         with drawing(len(self.sizes), height=2.9) as (figure, panels):
             for axes, size in zip(panels, self.sizes, strict=True):
-                for styles, colour, label, line in (
-                    (UNIFORM, COLOURS[0], "uniform", "-"), (NON_UNIFORM, COLOURS[1], "non-uniform", "none"),
+                for styles, colour, label, line, above in (
+                    (UNIFORM, COLOURS[0], "uniform", "-", 3), (NON_UNIFORM, COLOURS[1], "non-uniform", "none", -7),
                 ):  # fmt: skip
                     points = self._points(size, epsilon, styles)
                     x = [(self.peaks[size, style] or math.nan) / 2**20 for style in points]
                     _bars(axes, x, list(points.values()), colour, label, line=line)
                     for place, style in zip(x, points, strict=True):
                         at = (place, points[style][0])
-                        axes.annotate(style, at, textcoords="offset points", xytext=(3, 3), fontsize=5.5, color=colour)
+                        axes.annotate(
+                            style, at, textcoords="offset points", xytext=(3, above), fontsize=5.5, color=colour
+                        )
                 axes.set(title=f"{size}, epsilon {epsilon:g}", xlabel="predicted peak, MiB")
-                axes.margins(x=0.15)
+                axes.margins(x=0.25)
             panels[0].set_ylabel("accuracy, %")
             panels[-1].legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
             return svg(figure)
