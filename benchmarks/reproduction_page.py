@@ -157,6 +157,7 @@ def main() -> None:
     values = {
         "SETTINGS": settings(), "SIGMA": sigma(), "CATALOGUE": "\n".join(commands(t) for t in catalogue().values()).strip(),
         "SCALED": "\n".join(scaled(e) for e in experiments()).strip(), "SPEED": same_speed(),
+        "TWINS": ", ".join(f"{e.name} ({len(kept(e.name)) or 'no'} runs)" for e in experiments()),
         "RGP": printed_settings().not_run["rgp"].strip(),
         "RUN": f"{run}{' (they need a GPU and the hub)' if not full else ''}.",
         "VISION": str(len({cell for row in catalogue()["vision"].rows for cell in row.cells()})),
