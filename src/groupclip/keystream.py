@@ -65,10 +65,10 @@ class Keystream:
         """Overwrites a contiguous 1-D array of integers with the next bytes of the stream."""
         if os.getpid() != self._pid:  # the parent goes on with the old key, so the child must not
             self._start(new_key())
-        view = buffer.view(np.uint8).data
+        view, zeros = buffer.view(np.uint8).data, memoryview(_ZEROS)
         for start in range(0, len(view), len(_ZEROS)):
             piece = view[start : start + len(_ZEROS)]
-            piece[:] = self._cipher.update(memoryview(_ZEROS)[: len(piece)])
+            self._cipher.update_into(zeros[: len(piece)], piece)
 
     def words(self, count: int) -> np.ndarray:
         """The next ``count`` uniform 64-bit words, ``uint64 [count]``."""

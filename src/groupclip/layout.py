@@ -2,46 +2,27 @@
 
 ``[B, T, d]`` and ``[T, B, d]`` look alike when T = B; ``[2B, d]`` may hold two rows of each sample, one after the other
 (sample-major) or view by view (sample-minor); a constant table may be as long as the batch. Read wrongly, rows would
-be clipped as if they were samples. So before its first pass the engine runs the model on two samples ``(a, b)``, then on
-``(a, a)`` and ``(b, a)``, and compares what every parameter meets: the entries that changed from one pass to the next are
-those of the sample that changed. A model that sorts its samples is seen to, for both orders are among them. If what was
-assumed meanwhile was wrong, or the passes differ in more than numbers, it is done again on ``(a, b)``, ``(a, c)``, ``(b, c)``
-and ``(b, a)``.
+be clipped as if they were samples. So the engine runs the model on two samples and changes one (:mod:`groupclip.lesson`):
+what a parameter meets in one pass is compared with what it met in the other, and the entries that changed are those of the
+sample that changed.
 
-The limit: a model that arranges its batch in a way that these samples don't show: by the size of the batch, by a flag that is
-set later, by values (a sort in which they tie, ragged rows of which they have equally many).
+The samples of a lesson may not show how the batch itself is arranged: by its size, by a flag, by values. :mod:`groupclip.course`
+sees to that, operation by operation.
 """
 
 from __future__ import annotations
 
 import enum
-import logging
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
-
-from .batch import replaced, tensors_in
+from torch import Tensor
 
 #: Which of the two samples changes from each pass of a lesson to the next.
 _CHANGED = (1, 0, 1)
-
-#: What was assumed wrongly in one round may hide places until the next (a constant that turns out to be derived).
-_ROUNDS = 4
-
-#: Among how many samples of the batch to look for two that differ.
-_CANDIDATES = 16
-
-#: Of random, numpy and torch: with these, the first permutation of two that each draws is a swap, so that a model that shuffles
-#: its samples is seen to (tests hold them to it).
-_SEEDS = (1, 2, 5)
-
-_log = logging.getLogger("groupclip")
 
 
 class Axis(enum.Enum):
@@ -69,8 +50,9 @@ class Axis(enum.Enum):
         return x.reshape(batch, share, *x.shape[1:])
 
 
-#: A place where a tensor meets a parameter: (parameter, operation, which operand, its number of dimensions).
-Place = tuple[str, Any, int, int]
+#: A place where a tensor meets a parameter: (parameter, operation, which operand, its number of dimensions, what led there). The
+#: last is None where no pass is followed: in a recomputation in the backward pass, or outside the model's own forward pass.
+Place = tuple[str, Any, int, int, int | None]
 
 
 @dataclass
@@ -81,10 +63,12 @@ class Layouts:
     shares: dict[Place, set[int]] = field(default_factory=dict)  # entries of dimension 0 that each sample had there
     complete: bool = False  # no pass has met an unknown place since the last lesson
     failed: bool = False  # the model can't run on two samples of its batch: nothing is read off shapes then
+    astray: bool = False  # from here on, the pass under way isn't arranged as in its lesson
+    _anywhere: dict[Place, Axis] = field(default_factory=dict)  # whatever led there
     _seen: dict[Place, list[Tensor]] | None = None
     _assumed: dict[Place, Axis] = field(default_factory=dict)
 
-    def axis(self, place: Place, x: Tensor, batch: int, from_batch: bool) -> Axis:
+    def axis(self, place: Place, x: Tensor, batch: int, from_batch: bool, *, shown: bool) -> Axis:
         """Where the samples are in ``x``; MIXED if that isn't certain.
 
         Args:
@@ -92,10 +76,10 @@ class Layouts:
             x: the tensor.
             batch: B.
             from_batch: it is a view of an input, or gradients are recorded for it: it is no constant.
+            shown: it is a pass of which lessons are given. What isn't known of others is read off the shape.
         """
-        axis = self.known.get(place)
+        axis = self.met(place, x)
         if self._seen is not None:
-            self._seen.setdefault(place, []).append(_fingerprint(x))
             self.shares.setdefault(place, set()).add(x.shape[0] // batch)
             if axis is None:
                 axis = self._assumed.setdefault(place, _guess(x, batch, from_batch))
@@ -104,7 +88,9 @@ class Layouts:
             self.complete, axis = False, Axis.MIXED
         if axis is None:
             self.complete = False
-            axis = Axis.MIXED if self.failed and batch > 1 else _by_shape(x, batch, from_batch)
+            axis = Axis.MIXED if shown and batch > 0 else _by_shape(x, batch, from_batch)
+        if self.astray:
+            axis = Axis.MIXED
         if batch == 1 and axis is not Axis.SECOND:
             return Axis.MAJOR  # whatever it is, it is this sample's
         if axis is Axis.CONSTANT:
@@ -117,24 +103,67 @@ class Layouts:
             return Axis.MIXED
         return axis
 
-    def _learnt(self, passes: list[dict[Place, list[Tensor]]]) -> None:
+    def met(self, place: Place, x: Tensor) -> Axis | None:
+        """What is known of a place, if anything; in a lesson, something is met there."""
+        if self._seen is not None:
+            self._seen.setdefault(place, []).append(_fingerprint(x))
+        return self.known.get(place) if place[4] is not None else self._anywhere.get(place)
+
+    def go_astray(self) -> None:
+        """The pass under way isn't arranged as in its lesson; another may show how."""
+        self.astray, self.complete = True, False
+
+    def take_in(self, passes: list[dict[Place, list[Tensor]]]) -> None:
         """Take in what the passes of one lesson met; each differs from the one before in one sample."""
         for place in set().union(*passes):
             met = [p.get(place, []) for p in passes]
             found = {_compare(x, y, changed) for x, y, changed in zip(met, met[1:], _CHANGED, strict=False)}
             axis = found.pop() if len(found) == 1 else Axis.MIXED
             before = self.known.get(place, axis)
+            if axis is Axis.CONSTANT and all(before.fits(x.shape, 2) for x in met[0]):
+                continue  # as many rows as before, but the samples of this lesson are alike here
             self.known[place] = axis if before in (axis, Axis.CONSTANT) else Axis.MIXED
+        self._know_anywhere()
         self.complete = True
 
+    def doubt(self, met: dict[Place, list[Tensor]], beside: dict[Place, list[Tensor]], rows: int) -> bool:
+        """Whether some place had not as many rows in a pass on ``rows`` samples as it should, after a pass ``met`` on two.
+
+        Then it may be a constant that is as long as the batch by chance: it isn't certain where the samples are in it.
+        """
+        doubtful = [
+            place for place, axis in self.known.items() for x, y in zip(met.get(place, ()), beside.get(place, ()), strict=False)
+            if axis in (Axis.MAJOR, Axis.MINOR, Axis.SECOND) and _rows(y, axis) * 2 != _rows(x, axis) * rows
+        ]  # fmt: skip
+        self.known |= dict.fromkeys(doubtful, Axis.MIXED)
+        self._know_anywhere()
+        return bool(doubtful)
+
+    def _know_anywhere(self) -> None:
+        self._anywhere.clear()
+        for place, axis in self.known.items():
+            whatever = (*place[:4], None)
+            self._anywhere[whatever] = axis if self._anywhere.get(whatever, axis) is axis else Axis.MIXED
+
     @property
-    def _misled(self) -> bool:
+    def misled(self) -> bool:
         """Whether anything was assumed wrongly in the last lesson, so that it may not have met all there is."""
         return any(self.known[place] is not assumed for place, assumed in self._assumed.items())
 
+    def forget(self) -> None:
+        """Unlearn everything: lessons were given on a wrong idea of the inputs."""
+        self.known.clear()
+        self._anywhere.clear()
+        self.complete = False
+
+    def forget_assumptions(self) -> None:
+        """At the begin of a round, and where a lesson fails."""
+        self._assumed.clear()
+
     def varies(self, place: Place) -> bool:
         """Whether lessons saw what is met there change with the samples."""
-        return self.known.get(place, Axis.CONSTANT) is not Axis.CONSTANT
+        known = self.known if place[4] is not None else self._anywhere
+        return known.get(place, Axis.CONSTANT) is not Axis.CONSTANT
 
     @property
     def learning(self) -> bool:
@@ -147,12 +176,16 @@ class Layouts:
         return any(self.shares.get(p, set()) - {0, 1} for p, a in self.known.items() if a in (Axis.MAJOR, Axis.MINOR))
 
     @contextmanager
-    def _watch(self) -> Iterator[dict[Place, list[Tensor]]]:
+    def watch(self) -> Iterator[dict[Place, list[Tensor]]]:
         self._seen = {}
         try:
             yield self._seen
         finally:
             self._seen = None
+
+
+def _rows(fingerprint: Tensor, axis: Axis) -> int:
+    return fingerprint.shape[1 if axis is Axis.SECOND else 0]
 
 
 def _guess(x: Tensor, batch: int, from_batch: bool) -> Axis:
@@ -168,124 +201,6 @@ def _by_shape(x: Tensor, batch: int, from_batch: bool) -> Axis:
         return Axis.MAJOR if x.shape[0] == 0 else Axis.SECOND
     first = from_batch and x.dim() > 0 and x.shape[0] == batch
     return Axis.MAJOR if first and not (x.dim() > 2 and x.shape[1] == batch) else Axis.MIXED
-
-
-def learn(model: nn.Module, layouts: Layouts, run: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Give ``layouts`` a lesson: passes over two samples of the inputs, of which one changes each time.
-
-    The model (buffers, attributes, modes) and random number generators are left as they were. A model that can't run
-    on two samples is no error: places that stay unknown go the slow way.
-
-    Args:
-        model: the attached model.
-        run: ``run(args, kwargs)`` makes a forward pass with gradients recorded, and throws it away.
-        args, kwargs: of the forward pass that is about to be made.
-
-    Returns:
-        Whether a lesson was given: False where the batch can't teach anything (one sample, or samples that are alike).
-    """
-    tensors = [t for t in tensors_in((args, kwargs)) if t.dim() > 0]
-    batch = tensors[0].shape[0] if tensors else 0
-    samples = [t for t in tensors if t.shape[0] == batch]
-    # Those that differ from sample 0 in the most inputs: in their length too, if lengths differ.
-    others = sorted(range(1, min(batch, _CANDIDATES)), key=lambda i: -_differing(samples, 0, i))[:2]
-    if not others or _differing(samples, 0, others[0]) == 0:
-        return False
-
-    devices = sorted({t.device.index for t in tensors if t.device.type == "cuda"})
-    # If the model can't run on two samples, an input that isn't of the batch may be as long as it by chance (positions). The
-    # first tensor is the batch by contract.
-    first, *rest = map(id, samples)
-    several = {id(t) for t in samples if t.dim() > 1}
-    for cut in dict.fromkeys((frozenset((first, *rest)), frozenset(several | {first}), frozenset((first,)))):
-        passes = _Passes(model, run, args, kwargs, cut, devices)
-        layouts.failed = not _teach(layouts, passes, others)
-        if not layouts.failed:
-            break
-    return True
-
-
-@dataclass(frozen=True)
-class _Passes:
-    """Forward passes on some samples of the inputs.
-
-    Attributes:
-        cut: ids of the inputs whose dimension 0 is the sample.
-    """
-
-    model: nn.Module
-    run: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    cut: frozenset[int]
-    devices: list[int]
-
-    def meet(self, layouts: Layouts, samples: tuple[int, int]) -> dict[Place, list[Tensor]] | None:
-        """What parameters meet in a pass on two samples; None if the model can't be run on them."""
-
-        def change(value: Any) -> Any:
-            if id(value) not in self.cut:
-                return value
-            return value.detach()[list(samples)].requires_grad_(value.requires_grad)
-
-        args, kwargs = replaced((self.args, dict(self.kwargs)), change)
-        with same_random_numbers(self.devices), unchanged(self.model), layouts._watch() as met:
-            try:
-                self.run(args, kwargs)
-            except Exception as error:
-                # The real pass that follows raises it too, unless two samples are the reason. Its text may quote data.
-                _log.debug("the model can't run on two samples: %s", type(error).__name__)
-                return None
-        return met
-
-
-def _teach(layouts: Layouts, passes: _Passes, others: list[int]) -> bool:
-    """The rounds of a lesson; False if a pass couldn't be made."""
-    for round_ in range(_ROUNDS):
-        layouts._assumed.clear()
-        a, b = (0, others[0]) if round_ % 2 == 0 else (others[0], 0)
-        path = [(a, b), (a, a), (b, a)]
-        if round_ > 0 and len(others) == 2:
-            path[1:2] = [(a, others[1]), (b, others[1])]
-        met: list[dict[Place, list[Tensor]]] = []
-        for pair in path:
-            one = passes.meet(layouts, pair)
-            if one is None:
-                layouts._assumed.clear()
-                return False
-            met.append(one)
-        if round_ == 0 and len(others) == 2 and not _alike(met):
-            continue  # the same sample twice may not look like a batch: without padding, say
-        layouts._learnt(met)
-        if not layouts._misled:
-            break
-    return True
-
-
-def _differing(samples: list[Tensor], i: int, j: int) -> int:
-    """In how many inputs sample j is another than sample i."""
-    return sum(not torch.equal(t[i], t[j]) for t in samples)
-
-
-@contextmanager
-def same_random_numbers(devices: list[int]) -> Iterator[None]:
-    """The same draws in every pass of a lesson, and none that anybody notices afterwards."""
-    python, numpy = random.getstate(), np.random.get_state()
-    random.seed(_SEEDS[0])
-    np.random.seed(_SEEDS[1])
-    try:
-        with torch.random.fork_rng(devices):
-            torch.manual_seed(_SEEDS[2])
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-
-
-def _alike(passes: list[dict[Place, list[Tensor]]]) -> bool:
-    """Whether every pass met tensors of the same shapes at the same places."""
-    shapes = [{place: [x.shape for x in met] for place, met in p.items()} for p in passes]
-    return all(s == shapes[0] for s in shapes)
 
 
 def _compare(first: list[Tensor], second: list[Tensor], sample: int) -> Axis:
@@ -324,36 +239,3 @@ def _fingerprint(x: Tensor) -> Tensor:
     x = x.reshape(x.shape[0], x.shape[1] if x.dim() > 1 else 1, -1) if x.dim() > 0 else x.reshape(1, 1, 1)
     weights = torch.cos(torch.arange(x.shape[2], dtype=torch.float64, device=x.device))
     return x @ weights
-
-
-@contextmanager
-def unchanged(model: nn.Module) -> Iterator[None]:
-    """Put back buffers and attributes of every module that the pass changes (caches, counters, running statistics)."""
-    states = [(m.__dict__, {k: _copied(v) for k, v in m.__dict__.items()}) for m in model.modules()]
-    buffers = {b: b.detach().clone() for b in model.buffers()}
-    try:
-        yield
-    finally:
-        for attributes, before in states:
-            for name in attributes.keys() - before.keys():
-                del attributes[name]
-            for name, (value, content) in before.items():
-                _restore(value, content)
-                attributes[name] = value
-        with torch.no_grad():
-            for buffer, content in buffers.items():
-                if not torch.equal(buffer, content):
-                    buffer.copy_(content)
-
-
-def _copied(value: Any) -> tuple[Any, Any]:
-    """The value, and its content if it is a plain container (whose identity others may rely on)."""
-    return value, value.copy() if isinstance(value, (dict, list, set)) else None
-
-
-def _restore(value: Any, content: Any) -> None:
-    if isinstance(value, (dict, set)):
-        value.clear()
-        value.update(content)
-    elif isinstance(value, list):
-        value[:] = content

@@ -26,6 +26,7 @@ from .derived import Derived, derive
 from .errors import CoverageError, UnsupportedOperation
 from .gate import Slot, Target, tap
 from .layout import Axis
+from .lesson import computed_again_later
 from .persample.base import PerSample
 from .persample.pulled import Row
 from .tape import Tape
@@ -96,8 +97,13 @@ class NotSplit(Exception):
 def dispatch(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Run ``func`` on arguments of which some are private."""
     with torch._C.DisableTorchFunctionSubclass():
-        if not torch.is_grad_enabled() or func in _PASSIVE:
+        if func in _PASSIVE:
             return func(*args, **kwargs)
+        if not torch.is_grad_enabled():
+            if not computed_again_later():
+                return func(*args, **kwargs)
+            with torch.enable_grad():
+                return dispatch(func, args, kwargs)
         privates = [p for p in instances_in((args, kwargs), (PrivateParameter, PrivateTensor)) if p.requires_grad]
         if not privates:
             return func(*args, **kwargs)
@@ -212,8 +218,8 @@ class Call:
         slot = first._derived.roots[0].slot if isinstance(first, PrivateTensor) else first._slot
         assert slot is not None
         from_batch = operand.requires_grad or self.tape.inputs.holds(operand)
-        where = (slot.name, self.func, place, operand.dim())
-        axis = self.tape.layouts.axis(where, operand, self.batch, from_batch)
+        where = (slot.name, self.func, place, operand.dim(), self.tape.led_here)
+        axis = self.tape.layouts.axis(where, operand, self.batch, from_batch, shown=self.tape.shown)
         self._saw_batch |= self.tape.layouts.varies(where)
         return axis
 

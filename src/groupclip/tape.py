@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .batch import Inputs, tensors_in
 from .clipping import ClipFunction
+from .course import Course
 from .errors import PrivacyViolation
 from .layout import Layouts
 
@@ -47,6 +48,7 @@ class Tape:
         loss_scale: what its losses are multiplied by.
         ended: the groups that ended in that backward pass.
         observer: is told how each parameter is used, or None.
+        course: follows the forward passes of the model itself, or None.
     """
 
     clip: ClipFunction
@@ -59,6 +61,7 @@ class Tape:
     loss_scale: float = 1.0
     ended: set[str] = field(default_factory=set)
     observer: Observer | None = None
+    course: Course | None = None
     _inside: bool = False
     _thread: threading.Thread | None = None  # the one in a forward pass
     _lock: Any = field(default_factory=threading.Lock)
@@ -99,9 +102,24 @@ class Tape:
 
     def leave(self) -> None:
         """The end of a forward pass, whichever it was: one without gradients, in another thread, ends nothing."""
-        if self._thread is threading.current_thread():
+        if self.entered_here:
             self._thread = None
             self.end_forward()
+
+    @property
+    def entered_here(self) -> bool:
+        """Whether this thread is in a forward pass."""
+        return self._thread is threading.current_thread()
+
+    @property
+    def led_here(self) -> int | None:
+        """What arranged rows between the last use of parameters and the one under way; None where that isn't followed."""
+        return None if self.course is None or in_backward() else self.course.before
+
+    @property
+    def shown(self) -> bool:
+        """Whether the pass under way is one of the model itself, of which lessons are given, or its recomputation."""
+        return in_backward() or self.led_here is not None
 
     @property
     def knows_batch(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -11,11 +13,13 @@ from torch import nn
 
 from .admission import check_caller, check_coverage
 from .batch import tensors_in
+from .course import Course
 from .gate import Group
-from .layout import learn
+from .lesson import Companions, learn
+from .private import PrivateParameter, PrivateTensor
 from .tape import Tape, in_backward
 
-#: A model whose control flow differs from pass to pass may meet new places for a while; then it has been shown enough.
+#: A model whose control flow differs from pass to pass may meet new places for a while; after so many lessons, they become rare.
 _LESSONS = 8
 
 
@@ -31,23 +35,52 @@ class Forward:
 
     def __init__(self, model: nn.Module, tape: Tape, groups: list[Group], private: Callable[[], None]) -> None:
         self._model, self._tape, self._groups, self._show_private = model, tape, groups, private
-        self._lessons = 0
+        self._lessons = self._passes = 0
+        self._given = False  # a lesson on the inputs of the pass under way, or of one before
+        self._open = _Open()
+        self._companions = Companions()
+        self._course = Course(tape.layouts, (PrivateParameter, PrivateTensor))
         self._shapes: set[tuple[torch.Size, ...]] = set()  # of the inputs that lessons were given on
 
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        recording = torch.is_grad_enabled() and not in_backward()
+        self._open.passes.append(recording)
         self._show_private()  # also after a step that failed half-way
-        if torch.is_grad_enabled() and not in_backward():
-            check_caller(module)
-            check_coverage(self._model)
-            self._tape.enter()
-            shape = tuple(t.shape[1:] for t in tensors_in((args, kwargs)))
-            unseen = self._tape.layouts.folded and shape not in self._shapes
-            if (unseen or not self._tape.layouts.complete) and self._lessons < _LESSONS:
-                self._learn(args, kwargs, shape)
+        if not recording:
+            return
+        check_caller(module)
+        check_coverage(self._model)
+        self._tape.enter()
+        self._passes += 1
+        if self._companions.look([t for t in tensors_in((args, kwargs)) if t.dim() > 0]):
+            self._tape.layouts.forget()
+        self._learn_if_due(args, kwargs)
         self._tape.begin_forward((args, kwargs))
+        self._follow()
 
-    def end(self) -> None:
-        self._tape.leave()
+    def end(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        passes = self._open.passes
+        if passes and passes.pop() and not any(passes) and self._tape.entered_here:
+            self._course.end()
+            self._tape.course = None
+            if (
+                result is not None and self._given
+            ):  # no exception; and another lesson, for what this pass met that no other has
+                self._learn_if_due(args, kwargs)
+            self._tape.leave()
+
+    def _follow(self) -> None:
+        """Let the course be followed, unless the model is compiled: then other operations are run than in a lesson."""
+        if self._tape.batch is not None and not compiled(self._model):
+            self._tape.course = self._course
+            self._course.begin(self._tape.batch)
+
+    def _learn_if_due(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        shape = tuple(t.shape[1:] for t in tensors_in((args, kwargs)))
+        unseen = self._tape.layouts.folded and shape not in self._shapes
+        due = self._lessons < _LESSONS or self._passes & (self._passes - 1) == 0
+        if (unseen or not self._tape.layouts.complete) and due:
+            self._learn(args, kwargs, shape)
 
     def _learn(self, args: tuple[Any, ...], kwargs: dict[str, Any], shape: tuple[torch.Size, ...]) -> None:
         """See :mod:`groupclip.layout`. Nothing of these passes is left: gates, inputs and batch are as before."""
@@ -56,7 +89,7 @@ class Forward:
             group.gate = None
         batch = self._tape.batch
         try:
-            given = learn(self._model, self._tape.layouts, self._run, args, kwargs)
+            self._given = given = learn(self._model, self._tape.layouts, self._companions, self._run, args, kwargs)
             if given:
                 self._lessons += shape in self._shapes  # again on a shape that should have taught all there is
                 self._shapes.add(shape)
@@ -67,13 +100,35 @@ class Forward:
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._tape.begin_forward((args, kwargs))
+        self._follow()
         try:
             self._model.forward(*args, **kwargs)
         finally:
+            self._course.end()
+            self._tape.course = None
             self._tape.end_forward()
             self._tape.inputs.forget()
             for group in self._groups:
                 group.drop_gate()
+
+
+class _Open(threading.local):
+    """The forward passes that this thread is in, the innermost last: whether each records gradients."""
+
+    def __init__(self) -> None:
+        self.passes: list[bool] = []
+
+
+def compiled(model: nn.Module) -> bool:
+    """Whether the model's forward pass under way is run by ``torch.compile``."""
+    if model._compiled_call_impl is not None:
+        return True
+    frame = sys._getframe() if "torch._dynamo" in sys.modules else None
+    while frame is not None:
+        if frame.f_code.co_name == "compile_wrapper" and frame.f_globals["__name__"] == "torch._dynamo.eval_frame":
+            return True
+        frame = frame.f_back
+    return False
 
 
 class Watch:
@@ -87,10 +142,10 @@ class Watch:
         if forward is not None:
             forward.begin(module, args, kwargs)
 
-    def after(self, *_: Any) -> None:
+    def after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         forward = self._forward() if self._forward is not None else None
         if forward is not None:
-            forward.end()
+            forward.end(args, kwargs, result)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Watch:
         return Watch(None)

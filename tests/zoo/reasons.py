@@ -22,6 +22,8 @@ ONE_BY_ONE = {
     "sorted samples": "in the middle the rows are in the order of their contents, not of the samples",
     "unpadded tokens": "samples of different lengths lie end to end",
     "one parameter in both orders": "one parameter meets one operation with samples first, and with windows first",
+    "two inputs in one stack": "in the first pass the second input may be a support set that is as long as the batch; a batch of "
+    "another size settles it",
     "prompt, first state, tied": "the cell's first steps are the prompt, the same for all samples, its later steps are theirs",
 }
 

@@ -23,7 +23,7 @@ class ShapeLayouts(Layouts):
         self._met: dict[Place, list[tuple[int, ...]]] = {}
         self._guesses: dict[Place, Axis] = {}
 
-    def axis(self, place: Place, x: Tensor, batch: int, from_batch: bool) -> Axis:
+    def axis(self, place: Place, x: Tensor, batch: int, from_batch: bool, *, shown: bool) -> Axis:
         self._met.setdefault(place, []).append(tuple(x.shape))
         axis = self.known.get(place)
         if axis is None:
