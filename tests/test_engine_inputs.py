@@ -47,9 +47,17 @@ def test_parameters_of_another_memory_format() -> None:
     assert inexact(model, (x.to(memory_format=torch.channels_last), labels), classify) == []
 
 
-@dataclass
+@dataclass(frozen=True)
 class Container:
     ids: Tensor
+    mask: Tensor | None = None
+
+
+class Hidden:
+    """An object of any other class, which isn't looked into."""
+
+    def __init__(self, ids: Tensor) -> None:
+        self.ids = ids
 
 
 class Reads(nn.Module):
@@ -62,7 +70,7 @@ class Reads(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         found = {**kwargs}
         for value in args:
-            found |= value if isinstance(value, dict) else vars(value) if isinstance(value, Container) else {}
+            found |= value if isinstance(value, dict) else vars(value) if isinstance(value, (Container, Hidden)) else {}
         if args and isinstance(args[0], (Tensor, tuple)):
             found = dict(zip(("ids", "mask"), args[0] if isinstance(args[0], tuple) else args, strict=False))
         x = torch.tanh(self.words(found["ids"]))
@@ -74,6 +82,7 @@ WAYS: dict[str, Callable[[nn.Module, Tensor, Tensor], Tensor]] = {
     "keywords": lambda m, ids, mask: m(ids=ids, mask=mask),
     "a dictionary": lambda m, ids, mask: m({"ids": ids, "mask": mask}),
     "a dictionary in keywords": lambda m, ids, mask: m(**{"mask": None, "ids": ids}),
+    "a dataclass": lambda m, ids, mask: m(Container(ids, mask)),
     "a tuple": lambda m, ids, mask: m((ids, mask)),
     "with a scalar first": lambda m, ids, mask: m({"step": torch.tensor(3), "ids": ids, "mask": mask}),
 }
@@ -92,7 +101,7 @@ def test_inputs_that_hide_their_tensors() -> None:
     with pytest.raises(
         PrivacyViolation, match=r"without any tensor that has a batch dimension.*pass the batch as a tensor"
     ):
-        model(Container(torch.zeros(3, 6, dtype=torch.long)))
+        model(Hidden(torch.zeros(3, 6, dtype=torch.long)))
     engine.detach()
 
 

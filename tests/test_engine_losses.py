@@ -52,6 +52,11 @@ WRONG_LOSSES: dict[str, tuple[Callable[[nn.Module], Any], type[Exception], str]]
         ValueError,
         r"losses has 12 entries, .* one loss per sample\. If every sample has 3 in turn .* losses\.view\(4, -1\)\.mean\(1\)",
     ),
+    "views joined": (
+        lambda m: mlp_out(m).square().sum(1).view(2, 2).sum(0),
+        ValueError,
+        r"losses has 2 entries, .* If each sample has 2 rows in what the model was called with",
+    ),
     "without grad": (
         lambda m: mlp_out(m).square().sum(1).detach(),
         ValueError,

@@ -167,9 +167,15 @@ def check_losses(losses: Tensor, batch: int) -> None:
             f". If every sample has {each} in turn (a language model's tokens), take the mean of each sample's own: "
             f"losses.view({batch}, -1).mean(1), or weighed by its mask, (losses.view({batch}, -1) * mask).sum(1) / mask.sum(1)"
         )
+        parts, left = divmod(batch, len(losses)) if len(losses) else (0, 1)
+        joined = (
+            f". If each sample has {parts} rows in what the model was called with (torch.cat of {parts} views, say), call it "
+            "once for each, or attach a module that takes them all and joins them in its forward pass"
+        )
         raise ValueError(
             f"losses has {len(losses)} entries, but the model was last called with {batch} samples: give one loss per sample"
             + hint * (rest == 0 and each > 1)
+            + joined * (left == 0 and parts > 1 and len(losses) > 1)
         )
 
 

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import weakref
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+
+#: What surely holds nothing: operations have many such arguments.
+_PLAIN = frozenset({type(None), bool, int, float, str, torch.dtype, torch.device})
 
 
 class Inputs:
@@ -38,24 +46,34 @@ class Inputs:
 
 
 def tensors_in(value: object) -> Iterator[Tensor]:
-    """The tensors in nested tuples, lists and mappings, in order."""
+    """The tensors in nested tuples, lists, mappings and dataclasses, in order."""
     yield from instances_in(value, Tensor)
 
 
 def instances_in(value: object, kind: type | tuple[type, ...]) -> Iterator[Any]:
-    """The objects of a class in nested tuples, lists and mappings, in order."""
+    """The objects of a class in nested tuples, lists, mappings and dataclasses, in order."""
     if isinstance(value, kind):
         yield value
+    elif type(value) in _PLAIN:
+        return
     elif isinstance(value, Mapping):
         for item in value.values():
             yield from instances_in(item, kind)
     elif isinstance(value, (tuple, list)):
         for item in value:
             yield from instances_in(item, kind)
+    elif is_record(value):
+        for name in value.__dataclass_fields__:
+            yield from instances_in(getattr(value, name), kind)
+
+
+def is_record(value: object) -> TypeGuard[DataclassInstance]:
+    """Whether it is an instance of a dataclass."""
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
 def replaced(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Nested tuples, lists and mappings with ``change`` applied to everything else. Containers keep their class."""
+    """Nested tuples, lists, mappings and dataclasses with ``change`` applied to everything else. They keep their class."""
     if type(value) is dict:
         return {k: replaced(v, change) for k, v in value.items()}
     if isinstance(value, MutableMapping):  # a transformers batch or output: made anew from its own entries
@@ -71,6 +89,11 @@ def replaced(value: Any, change: Callable[[Any], Any]) -> Any:
             return tuple(items)
         # A named tuple takes its fields one by one; the named results of torch take them together.
         return type(value)(*items) if _is_named(value) else type(value)(items)
+    if is_record(value):
+        again = copy.copy(value)
+        for name in value.__dataclass_fields__:
+            object.__setattr__(again, name, replaced(getattr(value, name), change))  # frozen or not
+        return again
     return change(value)
 
 

@@ -84,6 +84,17 @@ def test_mixing_is_seen_in_batches_of_every_kind(name: str) -> None:
         gc.check(Made(lambda m, x: m.head(x - x.mean(0))), loss, batch, "layer-wise")
 
 
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_dataclass_in_and_a_dataclass_out(mixed: bool) -> None:
+    model = Made(lambda m, b: Record(m.head(b.x - b.x.mean(0) * mixed), b.y))
+    loss = lambda m, b: F.cross_entropy(m(b).x, b.y, reduction="none")  # noqa: E731
+    if mixed:
+        with pytest.raises(gc.PrivacyViolation, match=r"the forward method of Made itself"):
+            gc.check(model, loss, Record(X, Y), "layer-wise")
+    else:
+        gc.check(model, loss, Record(X, Y), "layer-wise")
+
+
 def places(b: int) -> tuple[nn.Module, Any, Any]:
     """Numbers of positions beside a batch that is as long."""
     model = Made(lambda m, x, p: m.head(x + m.table(p)).mean(1), table=nn.Embedding(9, 4))

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..batch import is_record
+
 Path = tuple[Any, ...]
 
 
@@ -27,9 +29,9 @@ class Batch:
     """
 
     def __init__(self, data: Any, shared: frozenset[Path] = frozenset()) -> None:
-        alone = isinstance(data, (Mapping, Tensor)) or _is_record(data)
         self.given, self.shared = data, shared
-        self.data = (data,) if alone else tuple(data)
+        self.data: tuple[Any, ...]
+        self.data = (data,) if isinstance(data, (Mapping, Tensor)) or is_record(data) else tuple(data)
         tensors = [t for _, t in _leaves(self.data) if isinstance(t, Tensor) and t.dim() > 0]
         if not tensors:
             raise TypeError("the batch holds no tensor with a batch dimension; pass e.g. (inputs, labels)")
@@ -116,7 +118,7 @@ def _items(value: Any) -> list[tuple[Any, Any]]:
         return list(value.items())
     if isinstance(value, (tuple, list)):
         return list(enumerate(value))
-    if _is_record(value):
+    if is_record(value):
         return [(f.name, getattr(value, f.name)) for f in dataclasses.fields(value)]
     return []
 
@@ -136,13 +138,9 @@ def _mapped(value: Any, change: Callable[[Any, Any], Any]) -> Any:
         items = [change(i, v) for i, v in enumerate(value)]
         named = isinstance(getattr(type(value), "_fields", None), tuple)
         return type(value)(*items) if named else tuple(items)
-    if _is_record(value):
+    if is_record(value):
         again = copy.copy(value)
         for name, item in _items(value):
             object.__setattr__(again, name, change(name, item))
         return again
     return value
-
-
-def _is_record(value: Any) -> bool:
-    return dataclasses.is_dataclass(value) and not isinstance(value, type)
