@@ -88,6 +88,11 @@ def figure(epsilon: float) -> str:
     return f"{rounded:,.{max(0, -round(math.log10(unit)))}f}" if rounded >= 1e-3 else f"{rounded:.3g}"
 
 
+def reading(epsilon: float) -> str:
+    """What a figure amounts to, in words."""
+    return next(words for limit, words in _READINGS if epsilon <= limit)
+
+
 def _result(record: PrivacyRecord) -> str:
     if record.obstacles:
         return (
@@ -106,10 +111,9 @@ def _result(record: PrivacyRecord) -> str:
             else f"drawn {SAMPLINGS[record.mechanism.sampling]}"
         )
         condition = f", provided that the batches were {kind} (see below)"
-    reading = next(words for limit, words in _READINGS if spent.epsilon <= limit)
     return (
         f"The model was trained with differential privacy: epsilon = {figure(spent.epsilon)} at delta = "
-        f"{record.delta:g}{condition}. By the usual reading of epsilon this is {reading}."
+        f"{record.delta:g}{condition}. By the usual reading of epsilon this is {reading(spent.epsilon)}."
     )
 
 

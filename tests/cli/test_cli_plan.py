@@ -165,6 +165,18 @@ def test_little_noise_has_a_note(capsys):
     assert "a single step" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("sigma", "words"), [("50", "strong"), ("0.2", "no meaningful guarantee")])
+def test_a_figure_is_read_for_people(capsys, sigma, words):
+    assert run(["epsilon", *SMALL, "--noise-multiplier", sigma]) == 0
+    assert f"reading           {words}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("epochs", ["inf", "1e300", "nan", "1e15"])
+def test_epochs_without_end_are_refused(capsys, epochs):
+    assert run(["calibrate", *SMALL[:4], "--epochs", epochs, "--epsilon", "2"]) == 2
+    assert len(capsys.readouterr().err) < 300
+
+
 def test_a_search_is_paid_for(capsys):
     assert run(["calibrate", *SMALL, "--epsilon", "2", "--search", "10", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)

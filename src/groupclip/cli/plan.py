@@ -10,6 +10,7 @@ import click
 from ..events import ADJACENCIES, SAMPLINGS
 from ..mechanism import UNITS, Mechanism
 from ..spent import PrivacySpent, default_delta, warn_if_lax
+from ..wording import reading
 
 Command = Callable[..., None]
 
@@ -107,6 +108,7 @@ def text(mechanism: Mechanism, spent: PrivacySpent) -> str:
     lines = [
         f"noise multiplier  {mechanism.noise_multiplier:.6g}",
         f"epsilon           {spent.epsilon:.4f} at delta {spent.delta:g}, by {spent.accountant} ({', '.join(found)})",
+        f"reading           {reading(spent.epsilon)}",
         f"steps             {_batches(mechanism)}",
         f"neighbours        {mechanism.adjacency}: data sets that differ by "
         + _NEIGHBOURS[mechanism.adjacency].format(unit=mechanism.unit),

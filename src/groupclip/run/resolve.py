@@ -12,6 +12,8 @@ from .config import RunConfig
 from .errors import ConfigError
 from .recipes import EVALUATIONS, recipe
 
+MOST_STEPS = 1e12
+
 
 def resolve(request: Mapping[str, Any], task: Task) -> RunConfig:
     """Fill what ``request`` (see ``checked_request``) leaves open, by the task's advised.
@@ -55,4 +57,7 @@ def resolve(request: Mapping[str, Any], task: Task) -> RunConfig:
 
 def steps_of(epochs: float, size: int, batch: float) -> int:
     """Steps in which each sample is drawn ``epochs`` times on average; rounded up, at least 1."""
-    return max(1, math.ceil(round(epochs * size / batch, 9)))
+    steps = epochs * size / batch
+    if not steps < MOST_STEPS:
+        raise ConfigError(f"epochs={epochs:g} means {steps:.3g} steps, more than anybody takes; use fewer")
+    return max(1, math.ceil(round(steps, 9)))
