@@ -29,12 +29,18 @@ class ShapeLayouts(Layouts):
         if axis is None:
             guess = Axis.MAJOR if Axis.MAJOR.fits(x.shape, batch) else Axis.SECOND
             axis = self._guesses.setdefault(place, guess)
+        if batch == 1 and axis is not Axis.SECOND:
+            return Axis.MAJOR  # as the engine
         if axis is Axis.CONSTANT:
             return axis
         return axis if axis.fits(x.shape, batch) else Axis.MIXED
 
     def learn(self, run: Callable[[int], None], batch: int) -> None:
-        """``run(n)`` makes a forward pass with n samples; it is called with ``batch`` and one more, until they agree."""
+        """``run(n)`` makes a forward pass with n samples; it is called with ``batch`` and one more, until they agree.
+
+        With two at least: one sample is like a constant.
+        """
+        batch = max(batch, 2)
         for _ in range(_ROUNDS):
             self._guesses.clear()
             met = []
