@@ -33,6 +33,7 @@ Named = collections.namedtuple("Named", "x y")
 X, Y = images()
 WORDS = ["a", "bc", "def", "g", "hi", "j"]
 WEIGHTS = [{"w": float(i)} for i in range(1, 7)]
+BOXES = [{"w": torch.ones(n)} for n in (1, 6, 2, 3, 6, 1)]  # one as long as the batch
 RAGGED = [torch.randn(2 + i % 3, 4, generator=torch.Generator().manual_seed(i)) for i in range(6)]
 
 
@@ -62,6 +63,7 @@ BATCHES: dict[str, tuple[Any, Any]] = {
     "tuple of numbers": (lambda m, x, y, n: of(m, x, y) * torch.tensor(n), (X, Y, (1, 2, 3, 4, 5, 6))),
     "lists of mappings": (lambda m, x, y, n: of(m, x, y) * torch.tensor([d["w"] for d in n]), (X, Y, WEIGHTS)),
     "list of tensors of other lengths": (lambda m, y, listed: pictures(m, listed, y), (Y, RAGGED)),
+    "lists of mappings of tensors": (lambda m, x, y, n: of(m, x, y) * torch.stack([d["w"].mean() for d in n]), (X, Y, BOXES)),
     "list of views": (lambda m, views, y: of(m, sum(views), y), ([X, X.flip(1)], Y)),
     "as many views as samples": (lambda m, views, y: of(m, sum(views), y), ([X[:3], X[:3].flip(1), X[:3] + 1], Y[:3])),
     "None and scalars": (lambda m, x, y, a, b: of(m, x, y) * b, (X, Y, None, torch.tensor(2.0))),

@@ -50,6 +50,7 @@ MIX: dict[str, Forward] = {
     **{f"torch.rand(1) > 1 - {p}": sometimes(lambda: 1 - float(torch.rand(1)), p) for p in (0.05, 0.95)},
     **{f"random.random() < {p}": sometimes(lambda: random.random(), p) for p in (0.1, 0.4, 0.9)},
     **{f"np.random.rand() < {p}": sometimes(lambda: np.random.rand(), p) for p in (0.1, 0.4, 0.9)},
+    "in turn, from a neighbour": lambda m, x: m.head(torch.stack([x[i - int(torch.rand(()) < 0.3)] for i in range(len(x))])),
     "share of what was dropped": lambda m, x: m.head(x * (keep := (torch.rand(len(x), 1) < 0.5).float()) / (0.1 + keep.mean())),
 }  # fmt: skip
 
@@ -88,6 +89,9 @@ APART: dict[str, Forward] = {
     "random order within a sample": lambda m, x: m.head(x.gather(1, torch.rand_like(x).argsort(1))),
     "random places, two for each sample": lambda m, x: m.head(x) * torch.rand(2 * len(x)).view(-1, 2).sum(1, keepdim=True),
     "random cut for all": lambda m, x: m.head(x * (torch.arange(4) < int(torch.randint(1, 5, ())))),
+    "in turn, a number each": lambda m, x: m.head(torch.stack([r * (1 + torch.rand(())) for r in x])),
+    "in turn, several each": lambda m, x: m.head(torch.stack([r * torch.rand(4) * int(torch.randint(1, 4, ())) for r in x])),
+    "in turn, then dropout": lambda m, x: m.head(F.dropout(torch.stack([r * int(torch.randint(1, 4, ())) for r in x]), 0.5)),
     "seeded in the pass": lambda m, x: (torch.manual_seed(3), m.head(x) * torch.rand(len(x), 1))[1],
 }  # fmt: skip
 
@@ -190,6 +194,14 @@ def test_a_generator_of_the_models_own_is_named() -> None:
         gc.PrivacyViolation, match=r"random numbers\? Those of a numpy or Python generator of the model's own"
     ):
         gc.check(model(forward), cross_entropy, images(), "layer-wise")
+
+
+def test_a_generator_made_in_the_pass_is_named() -> None:
+    forward = lambda m, x: m.head(x) * torch.tensor(np.random.default_rng().random((len(x), 1))).float()  # noqa: E731
+    with pytest.raises(gc.PrivacyViolation, match=r"random numbers\? Those of a numpy or Python generator"):
+        gc.check(model(forward), cross_entropy, images(), "layer-wise")
+    shared = lambda m, x: m.head(x) * np.random.default_rng().random()  # noqa: E731
+    gc.check(model(shared), cross_entropy, images(), "layer-wise")
 
 
 def test_seeds_of_the_rounds_move_samples_and_lie_apart() -> None:

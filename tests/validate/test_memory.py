@@ -72,6 +72,19 @@ def codebook(model: Any, x: Tensor) -> Tensor:
     return model.head(x + model.codes.weight[nearest])
 
 
+def sometimes(model: Any, x: Tensor) -> Tensor:
+    """As those that put samples in the place of codes that nobody uses."""
+    if torch.rand(()) < 0.05:
+        model.codes.weight.data[0] = x[0]
+    return model.head(x + model.codes.weight[0])
+
+
+def coarse(model: Any, x: Tensor) -> Tensor:
+    """A count that is the same for most samples."""
+    model.mean += (x[:, 0] > 0.0).sum()
+    return model.head(x)
+
+
 def frozen(module: nn.Module) -> nn.Module:
     return module.requires_grad_(False)
 
@@ -84,6 +97,7 @@ KEEPS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "means in a list": (lambda: Made(queue_of_floats, seen={"means": []}), r"^seen.* holds .* keep it outside the model"),
     "the last batch": (lambda: Made(reads_the_last_batch, last=None), r"^last holds .* the next pass reads it"),
     "the last batch, in evaluation": (lambda: Made(read_in_evaluation, last=None), r"^last holds .* the next pass reads it"),
+    "a codebook, now and then": (lambda: Made(sometimes, codes=frozen(nn.Embedding(5, 4))), r"codes\.weight of module 'codes'"),
     "a codebook": (lambda: Made(codebook, codes=frozen(nn.Embedding(5, 4))), r"codes\.weight of module 'codes' \(Embedding\)"),
 }  # fmt: skip
 
@@ -149,6 +163,14 @@ def test_what_is_kept_of_other_things_passes(name: str) -> None:
     report = gc.check(KEEPS_NOTHING[name](), cross_entropy, images(), "layer-wise")
     assert len(report.replayed) >= 4
     assert not any("holds what" in w for w in report.warnings)
+
+
+@pytest.mark.parametrize("odd", range(4))
+def test_a_count_that_few_samples_change(odd: int) -> None:
+    x, y = images(4)
+    x[:, 0] = (torch.arange(4) == odd).float() - 0.5
+    with pytest.raises(gc.PrivacyViolation, match=r"^mean is other"):
+        gc.check(Made(coarse, mean=torch.zeros(())), cross_entropy, (x, y), "layer-wise", samples=4)
 
 
 def test_what_the_next_pass_overwrites_is_noted() -> None:

@@ -37,6 +37,9 @@ from .wording import listed
 
 _LARGE = 1e6
 
+#: So many pairs of samples are looked at where something seems to be kept of single ones.
+_PAIRS = 16
+
 #: By the coarsest dtype that gradients came in: how far, in parts of the threshold, a clipped sum may be from the truth.
 _TOLERANCE = {torch.float64: 1e-7, torch.float32: 2e-3}
 _HALF_TOLERANCE = 0.15
@@ -161,6 +164,7 @@ class _Check:
         everyone, last = range(self.samples), self.samples - 1
         self._keep_nothing()
         singles = [alone(self.replays, self.data.pick(i), i, self.groups) for i in everyone]
+        self._keep_nothing_of_any(singles)
         self.lowest = max((s.dtype for s in singles), key=lambda d: torch.finfo(d).eps)
         for round_ in self.replays.rounds:
             self._losses_keep_apart(round_, singles)
@@ -194,9 +198,19 @@ class _Check:
             traces = self.replays.rehearse(pairs, one, 0)
         except ReducedLoss:
             raise what_is_wrong(self.replays, self.data) from None
-        self.notes += notes_on_memory(self.replays, pairs, traces)
+        self.notes += notes_on_memory(self.replays, pairs, traces, 0)
         for round_ in self.replays.rounds[1:]:
-            self.replays.rehearse(pairs, one, round_)
+            traces = self.replays.rehearse(pairs, one, round_)
+            self.notes += [n for n in notes_on_memory(self.replays, pairs, traces, round_) if n not in self.notes]
+
+    def _keep_nothing_of_any(self, singles: list[Sample]) -> None:
+        """As :meth:`_keep_nothing` for all samples, where what single ones left behind raises a suspicion: a count of something
+        may be the same for a few of them.
+        """
+        if self.notes or not any(singles[0].left.differing(s.left) for s in singles[1:]):
+            return
+        pairs = [self.data.pick(i, j) for i in range(self.samples) for j in range(self.samples)][:_PAIRS]
+        self.notes += notes_on_memory(self.replays, pairs, self.replays.left_behind(pairs, 0), 0)
 
     # ------------------------------------------------------------------ the truth
 

@@ -3,7 +3,8 @@
 Plain torch draws the numbers of a batch from one stream, so a sample meets other numbers alone than in a batch, and the two
 can't be compared. Here each draw of a pass is recognised (the first, the second, ..) and made sample by sample, each from a
 stream of its own. Which dimension of a draw holds the samples is learnt from the shapes that it has for one sample and for
-several; what has the same shape for both is shared by the samples of a batch, and the same in every pass.
+several; what has the same shape for both is shared by the samples of a batch, or drawn by a loop over them: then it is the same
+in every pass, and whenever it is drawn.
 
 Numbers of which each sample has one lie in falling order: a model that sorts them does move its samples. A random permutation
 moves every sample too. A draw that fits neither (for ragged rows) is a constant. In other rounds other numbers are drawn, and
@@ -13,6 +14,7 @@ a single number that all samples share is low, or high: whatever is done with so
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -119,7 +121,7 @@ class Draws(TorchDispatchMode):
 
     Args:
         kinds: of the draws, in order; None to record them in ``made``.
-        drawn: numbers that might have been drawn, by round and place: kept from pass to pass.
+        drawn: numbers that might have been drawn, by seed: kept from pass to pass.
         like: what a pass on several samples has drawn, to tell from it what one sample shares with others.
         stand: of the samples.
         devices: CUDA devices in use.
@@ -129,7 +131,7 @@ class Draws(TorchDispatchMode):
 
     def __init__(
         self, kinds: Sequence[Kind | None] | None, stand: Stand, devices: list[int], own: Collection[torch.Generator],
-        asleep: Callable[[], bool], drawn: dict[tuple[int, int], list[Any]], like: Sequence[Drawn] = (),
+        asleep: Callable[[], bool], drawn: dict[int, list[Any]], like: Sequence[Drawn] = (),
     ) -> None:  # fmt: skip
         super().__init__()
         self._drawn, self._like = drawn, like
@@ -173,7 +175,7 @@ class Draws(TorchDispatchMode):
         self.made.append(drawn)
         like = drawn if len(self._stand.samples) > 1 else next(iter(self._like[place : place + 1]), None)
         if like is not None and like.what == drawn.what and math.prod(like.shape) == 1 == math.prod(drawn.shape):
-            return self._number(place, func, args, kwargs)  # as it will be, for much may hang on it
+            return self._number(func, args, kwargs)  # as it will be, for much may hang on it
         return result
 
     def _still(self, place: int, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -181,12 +183,8 @@ class Draws(TorchDispatchMode):
             return func(*args, **kwargs).sort().values.roll(1)
         assert self._kinds is not None
         kind = self._kinds[place] if place < len(self._kinds) else None
-        if kind is None or kind.single.what != func.overloadpacket:
-            return _constant(func, args, kwargs)
-        if kind.is_shared_number:
-            return self._number(place, func, args, kwargs)
-        if kind.axis is None:
-            return self._from(stream(self._stand.round, place, SHARED), func, args, kwargs)
+        if kind is None or kind.single.what != func.overloadpacket or kind.axis is None:
+            return self._of_all(func, args, kwargs)
         calls = self._calls(kind, args)
         if calls is None:
             return _constant(func, args, kwargs)
@@ -221,23 +219,40 @@ class Draws(TorchDispatchMode):
     ) -> Any:
         if func.overloadpacket not in _ORDERED or math.prod(kind.single.shape) != 1:
             return self._from(stream(self._stand.round, place, sample), func, args, kwargs)
-        chosen = quantile(self._candidates(place, func, args, kwargs), share_of(sample, self._stand.total))
+        seeds = [stream(self._stand.round, place, i) for i in range(CANDIDATES)]
+        chosen = quantile(self._candidates(seeds, func, args, kwargs), share_of(sample, self._stand.total))
         return func(*args, **kwargs).fill_(chosen)
 
-    def _number(self, place: int, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def _of_all(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What the samples share, or draw in turn; a constant if one sample alone draws no such thing."""
+        result = func(*args, **kwargs)
+        shape = tuple(_first(result).shape)
+        if not any(
+            (k.single.what, k.single.shape) == (func.overloadpacket, shape)
+            for k in self._kinds or ()
+            if k and k.axis is None
+        ):
+            return _constant(func, args, kwargs)
+        if math.prod(shape) == 1:
+            return self._number(func, args, kwargs)
+        return self._from(self._stream_of_all(func, args), func, args, kwargs)
+
+    def _stream_of_all(self, func: Any, args: Sequence[Any], number: int = SHARED) -> int:
+        return stream(self._stand.round, zlib.crc32(repr((str(func), _plain(args))).encode()), number)
+
+    def _number(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """One number for all samples, that lies as the round says among those that might have been drawn."""
-        chosen = quantile(self._candidates(place, func, args, kwargs), PICKED[self._stand.round])
+        seeds = [self._stream_of_all(func, args, i) for i in range(CANDIDATES)]
+        chosen = quantile(self._candidates(seeds, func, args, kwargs), PICKED[self._stand.round])
         result = func(*args, **kwargs)
         _first(result).fill_(chosen)
         return result
 
-    def _candidates(self, place: int, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    def _candidates(self, seeds: list[int], func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """Numbers that might have been drawn here, in rising order."""
-        if (self._stand.round, place) not in self._drawn or not self._kinds:
-            streams = (stream(self._stand.round, place, s) for s in range(CANDIDATES))
-            numbers = sorted(_first(self._from(s, func, args, kwargs)).item() for s in streams)
-            self._drawn[self._stand.round, place] = numbers
-        return self._drawn[self._stand.round, place]
+        if seeds[0] not in self._drawn:
+            self._drawn[seeds[0]] = sorted(_first(self._from(s, func, args, kwargs)).item() for s in seeds)
+        return self._drawn[seeds[0]]
 
     def _from(self, seed: int, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         # Not torch.manual_seed, which is slow where other kinds of devices may be there.

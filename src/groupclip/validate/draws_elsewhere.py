@@ -21,18 +21,22 @@ from .draws import CANDIDATES, Drawn, Kind, Stand, quantile, share_of, stream
 #: the two never agree (tests hold them to it).
 SEEDS = ((10, 50), (31, 216), (52, 323))
 
+_default_rng = np.random.default_rng
 _NO_DRAWS = {"seed", "getstate", "setstate", "get_state", "set_state", "get_bit_generator", "set_bit_generator"}
 _IN_ORDER = {"shuffle", "permutation", "choice"}
 
 
 class DrawsElsewhere:
-    """The draws of one pass. ``made`` records arrays; ``numbers`` whether anything else was drawn."""
+    """The draws of one pass. ``made`` records arrays; ``numbers`` whether anything else was drawn, ``generators``
+    whether generators were made.
+    """
 
     def __init__(self, kinds: Sequence[Kind | None] | None, stand: Stand, asleep: Callable[[], bool]) -> None:
         self._kinds, self._stand, self._asleep = kinds, stand, asleep
         self._seeds = SEEDS[stand.round]
         self.made: list[Drawn] = []
         self.numbers = False
+        self.generators = False
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -40,7 +44,13 @@ class DrawsElsewhere:
             for module, make in ((random, self._of_python), (np.random, self._of_numpy)):
                 for name, function in _functions(module).items():
                     stack.enter_context(patch.object(module, name, make(name, function)))
+            stack.enter_context(patch.object(np.random, "default_rng", self._made_anew))
             yield
+
+    def _made_anew(self, seed: Any = None) -> Any:
+        """Generators that are made in the pass: alike in every pass, though their numbers aren't told apart by sample."""
+        self.generators = True
+        return _default_rng(0 if seed is None else seed)
 
     def _of_python(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def draw(*args: Any, **kwargs: Any) -> Any:

@@ -19,12 +19,13 @@ from .wording import listed
 Arguments = tuple[Any, ...]
 
 
-def notes_on_memory(replays: Replays, batches: Sequence[Arguments], traces: Sequence[Trace]) -> list[str]:
+def notes_on_memory(replays: Replays, batches: Sequence[Arguments], traces: Sequence[Trace], round_: int) -> list[str]:
     """What is kept of the samples, and does no harm to the guarantee as long as nobody looks at it.
 
     Args:
+        replays: of the model and its loss.
         batches: of two samples, others in each.
-        traces: what a pass on each left behind.
+        traces: what a pass of that round on each left behind.
 
     Raises:
         PrivacyViolation: it is saved with the weights, or later passes depend on it.
@@ -40,14 +41,17 @@ def notes_on_memory(replays: Replays, batches: Sequence[Arguments], traces: Sequ
             f"are saved with the weights. {_CURE}"
         )
     for other in batches[1:]:
-        histories = [_after(replays, [batch, batches[0]]) for batch in (batches[0], other)]
+        histories = [_after(replays, [batch, batches[0]], round_) for batch in (batches[0], other)]
         lasting = list(histories[0][1].differing(histories[1][1]))
         if lasting:
             raise PrivacyViolation(
                 f"{_told(replays, lasting)} holds what earlier batches put there, without noise, and nothing tells that "
                 f"later passes don't use it. {_CURE}. If it is a log, keep it outside the model (engine.unsafe_look tells of it)"
             )
-        readers = [histories, [_after(replays, [batch, batches[0]], evaluate=True) for batch in (batches[0], other)]]
+        readers = [
+            histories,
+            [_after(replays, [batch, batches[0]], round_, evaluate=True) for batch in (batches[0], other)],
+        ]
         if any(not _close(a[0], b[0]) for a, b in readers):
             raise PrivacyViolation(
                 f"{_told(replays, list(kept))} holds what the last batch put there, without noise, and the next pass reads "
@@ -62,9 +66,9 @@ _CURE = (
 )
 
 
-def _after(replays: Replays, history: Sequence[Arguments], evaluate: bool = False) -> tuple[Tensor, Trace]:
+def _after(replays: Replays, history: Sequence[Arguments], round_: int, evaluate: bool = False) -> tuple[Tensor, Trace]:
     """Losses of the last of several passes, and what they left."""
-    with replays.alike((0, 1)), torch.no_grad():
+    with replays.alike((0, 1), round_), torch.no_grad():
         for arguments in history[:-1]:
             replays.loss(arguments)
         if evaluate:

@@ -97,7 +97,7 @@ class Replays:
     weights: Weights = field(init=False)
     scripts: dict[int, Script] = field(default_factory=dict)
     own_generators: bool = False
-    _drawn: dict[tuple[int, int], list[Any]] = field(default_factory=dict)
+    _drawn: dict[int, list[Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.weights = Weights(self.model)
@@ -139,7 +139,7 @@ class Replays:
             with _seeded(self._devices), elsewhere.held(), draws:
                 yield Pass(draws, elsewhere)
         finally:
-            self.own_generators |= state.positions != before
+            self.own_generators |= state.positions != before or elsewhere.generators
             state.restore()
             self.weights.restore()
 
@@ -188,6 +188,15 @@ class Replays:
         drawn = self.own_generators or any(p.elsewhere.numbers or p.elsewhere.made for p in made)
         chance = drawn or any(kind is not None and kind.is_shared_number for kind in of_torch)
         self.scripts[round_] = Script(of_torch, elsewhere, chance)
+        return traces
+
+    def left_behind(self, pairs: Sequence[tuple[Any, ...]], round_: int) -> list[Trace]:
+        """What batches of two samples leave behind, all with the same draws."""
+        traces = []
+        for arguments in pairs:
+            with self.alike((0, 1), round_), torch.no_grad():
+                self.loss(arguments)
+                traces.append(self.trace())
         return traces
 
     def _loss_of_several(self, arguments: tuple[Any, ...], one: tuple[Any, ...]) -> None:

@@ -20,8 +20,8 @@ class Batch:
 
     Args:
         data: the arguments of the loss function after the model (a tuple or list), or its one argument (a mapping, a
-            dataclass or a tensor). In every tensor, and every list that holds no such tensor, that is as long as the first
-            tensor, the entries are the samples.
+            dataclass or a tensor). Of tensors as long as the first, and lists as long that don't hold such tensors alone, the
+            entries are the samples.
         shared: inputs, by their place, that are of no sample though they are as long as the batch.
 
     Raises:
@@ -103,7 +103,8 @@ def _one_a_sample(value: Any, size: int) -> bool:
     """Whether a list's items are the samples: lengths, texts, tensors of different shapes."""
     if type(value) not in (list, tuple) or len(value) != size:
         return False
-    return not any(isinstance(t, Tensor) and t.dim() > 0 and t.shape[0] == size for _, t in _leaves(value))
+    tensors = [t for _, t in _leaves(value) if isinstance(t, Tensor)]
+    return not tensors or not all(t.dim() > 0 and t.shape[0] == size for t in tensors)  # else views of the whole batch
 
 
 def _leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:

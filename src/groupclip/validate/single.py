@@ -12,6 +12,7 @@ from torch import Tensor
 from ..norms import square_sums
 from ..partition import Partition
 from .replay import Replays
+from .state import State
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Sample:
         grads: its gradients, which are to be multiplied by ``scale``.
         norms: of its scaled gradients, by group.
         dtype: the coarsest of the pass.
+        left: what the pass left behind, weights aside.
         scale: what its loss is multiplied by.
     """
 
@@ -30,6 +32,7 @@ class Sample:
     grads: dict[str, Tensor]
     norms: Mapping[str, float]
     dtype: torch.dtype
+    left: State
     scale: float = 1.0
 
     def weight(self, group: str, threshold: float) -> float:
@@ -66,9 +69,10 @@ def alone(replays: Replays, arguments: tuple[Any, ...], sample: int, groups: Par
     with replays.alike([sample]) as made:
         loss = replays.loss_of_one(arguments) * times
         grads = torch.autograd.grad(loss.sum(), list(params.values()), allow_unused=True)
+        left = State.of(replays.model, replays.loss_fn)
     found = {n: g.detach() for n, g in zip(params, grads, strict=True) if g is not None}
     norms = {
         m: sum(float(square_sums(found[n].unsqueeze(0))) for n in groups[m] if n in found) ** 0.5 for m in groups.names
     }
     lowest = max([loss.dtype, *(g.dtype for g in found.values())], key=lambda d: torch.finfo(d).eps)
-    return Sample(float(loss.detach()), found, norms, torch.bfloat16 if made.draws.half else lowest)
+    return Sample(float(loss.detach()), found, norms, torch.bfloat16 if made.draws.half else lowest, left)
