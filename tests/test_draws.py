@@ -14,6 +14,7 @@ from torch.utils.data import TensorDataset
 import groupclip as gc
 from groupclip import draws, sampling
 from groupclip.draws import draw, drawn, subset
+from groupclip.errors import PrivacyViolation
 from groupclip.mechanism import Mechanism
 from groupclip.reading import Padded
 from groupclip.sampling import logical_batches, poisson_batches
@@ -147,6 +148,34 @@ def test_filling_adds_nothing_and_the_step_is_counted(monkeypatch):
         assert engine.ledger.steps_by_sampler == {"groupclip": 1, "user": 0}
         engine.detach()
     assert torch.allclose(*sums, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("style", ["all-layer", "layer-wise"])
+def test_filling_with_a_weight_is_refused_before_anything_is_released(style):
+    """It repeats row 0, which would count as often as there is room: far beyond what the noise covers."""
+    plan = Mechanism(
+        dataset_size=SIZE, expected_batch_size=6, steps=2, sampling="truncated-poisson", adjacency="zero-out", noise_multiplier=1.0
+    )  # fmt: skip
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    engine = gc.attach(model, optimizer, style, plan)
+    data = TensorDataset(torch.randn(SIZE, 3), torch.randint(2, (SIZE,)))
+    before = [p.detach().clone() for p in model.parameters()]
+    first, second = logical_batches(data, plan, 5, padded=True)
+    for (x, y), _ in first:
+        engine.backward(torch.nn.functional.cross_entropy(model(x), y, reduction="none"))
+    with pytest.raises(
+        PrivacyViolation, match=r"only fill a padded batch up have a gradient.*Multiply the losses by the weights"
+    ):
+        optimizer.step()
+    assert engine.ledger.steps == 0
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+    engine.discard()
+    for (x, y), weights in second:  # as it should be
+        engine.backward(torch.nn.functional.cross_entropy(model(x), y, reduction="none") * weights)
+    optimizer.step()
+    assert engine.ledger.steps_by_sampler == {"groupclip": 1, "user": 0}
+    engine.detach()
 
 
 def test_padding_needs_a_largest_batch():

@@ -102,7 +102,7 @@ class Engine:
 
     def _clipped(self, group: str, norms: Tensor) -> None:
         self._norms[group] = norms
-        self._step.saw(group, len(norms))
+        self._step.saw(group, norms)
         self._amounts.saw(group, norms)
 
     def _open_groups(self, named: Mapping[str, nn.Parameter]) -> list[Group]:

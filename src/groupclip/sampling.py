@@ -186,14 +186,38 @@ def claim(mechanism: Mechanism, owner: int, samples: int, since: int = -1) -> bo
     attached) is of another engine's run. So a step on half a batch, on a batch plus other
     samples, or a second step on one batch counts as the user's own sampling.
     """
-    batches = sorted(_live, key=lambda batch: batch.step)
-    for batch in batches:
-        ours = batch._run.secret and batch._run.mechanism == mechanism
-        ours = ours and batch._number > since and owner not in batch._claimed_by
-        if ours and batch._is_whole(samples):
+    for batch in _candidates(mechanism, owner, samples, since):
+        if batch._run.secret:
             batch._claimed_by.add(owner)
             return True
     return False
+
+
+def check_filling(mechanism: Mechanism, owner: int, samples: int, acting: int, since: int = -1) -> None:
+    """Whether rows that only fill a batch up (``padded=True``) are without weight in a step that saw ``samples`` samples.
+
+    Args:
+        acting: how many of them had a gradient other than zero. Others as for :func:`claim`.
+
+    Raises:
+        PrivacyViolation: more than the batch has samples.
+    """
+    for batch in _candidates(mechanism, owner, samples, since):
+        if acting > sum(min(piece.units, piece.real) for piece in batch._pieces):
+            raise PrivacyViolation(
+                "rows that only fill a padded batch up have a gradient: they repeat one sample of the data set, which would count "
+                "many times in a step whose noise covers one. Multiply the losses by the weights of the micro-batch, and call "
+                "engine.discard() to give up this logical batch"
+            )
+        return
+
+
+def _candidates(mechanism: Mechanism, owner: int, samples: int, since: int) -> "Iterator[LogicalBatch]":
+    """The logical batches that a step may have been taken on, the earliest first."""
+    for batch in sorted(_live, key=lambda batch: batch.step):
+        ours = batch._run.mechanism == mechanism and batch._number > since and owner not in batch._claimed_by
+        if ours and batch._is_whole(samples):
+            yield batch
 
 
 def _by_sample(

@@ -20,7 +20,7 @@ from .ledger import Ledger
 from .noise import NoiseSource
 from .private import PrivateParameter
 from .processes import check_alone
-from .sampling import claim, drawn_so_far
+from .sampling import check_filling, claim, drawn_so_far
 
 
 class PrivateStep:
@@ -42,12 +42,14 @@ class PrivateStep:
         self._slots, self._ledger, self._noise, self._amounts = slots, ledger, noise, amounts
         self._show_plain, self._show_private = plain, private
         self._seen: Counter[str] = Counter()  # group -> samples since the last step: secret
+        self._acting: Counter[str] = Counter()  # group -> those of them whose gradient isn't zero: secret
         self._broken = False
         self._since = drawn_so_far()  # batches drawn before this engine are another's
 
-    def saw(self, group: str, samples: int) -> None:
-        """A group clipped so many samples of the logical batch."""
-        self._seen[group] += samples
+    def saw(self, group: str, norms: Tensor) -> None:
+        """A group clipped samples of the logical batch, whose gradients there have these norms ``[B]``."""
+        self._seen[group] += len(norms)
+        self._acting[group] += int(((norms > 0) & torch.isfinite(norms)).sum())
 
     def broke(self) -> None:
         """A backward pass failed half-way, and ``p.grad`` holds a part of its samples."""
@@ -58,6 +60,7 @@ class PrivateStep:
         for slot in self._slots:
             slot.param.grad = slot.left = None
         self._seen.clear()
+        self._acting.clear()
         self._amounts.discard()
         self._broken = False
 
@@ -114,10 +117,12 @@ class PrivateStep:
             self._check_fresh()
             self._check_untouched()
             self._ledger.check()
+            check_filling(self._ledger.mechanism, id(self), _most(self._seen), _most(self._acting), self._since)
             self._make_private(self._ledger.mechanism.expected_batch_size)
-            own = claim(self._ledger.mechanism, id(self), max(self._seen.values(), default=0), self._since)
+            own = claim(self._ledger.mechanism, id(self), _most(self._seen), self._since)
             self._ledger.record("groupclip" if own else "user")
         self._seen.clear()
+        self._acting.clear()
         self._show_plain()
 
     def _check_fresh(self) -> None:
@@ -199,6 +204,10 @@ class Bystanders:
                         f"an optimizer that wasn't attached ({type(optimizer).__name__}) is about to move parameter "
                         f"{slot.name!r} without noise: attach the optimizer that steps, or detach the engine first"
                     )
+
+
+def _most(counts: Counter[str]) -> int:
+    return max(counts.values(), default=0)
 
 
 def _some(names: list[str]) -> str:

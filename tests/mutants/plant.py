@@ -16,7 +16,7 @@ from planted import Edit, Mutant
 
 ROOT = Path(__file__).parent.parent.parent
 PACKAGE = ROOT / "src" / "groupclip"
-LIMIT = 120  # seconds; a copy that hangs is a failure of its own
+LIMIT = 600  # seconds, of a busy machine; a copy that hangs is a failure of its own
 
 
 @dataclass(frozen=True)
