@@ -396,6 +396,16 @@ def test_inputs_that_the_model_cannot_take_are_noted() -> None:
     assert "a sample zeroed out" not in report.replayed
 
 
+def test_a_sample_that_changes_others_when_it_is_large() -> None:
+    def losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return cross_entropy(model, x, y) * (1 + (x.norm(dim=1) > 1e3).any())
+
+    with pytest.raises(
+        gc.PrivacyViolation, match=r"a million times as large: the loss of another sample changes with it"
+    ):
+        gc.check(net(nn.Tanh()), losses, images(), "layer-wise")
+
+
 def test_stochastic_depth_and_random_times_are_no_mixing() -> None:
     class Random(nn.Module):
         def __init__(self) -> None:

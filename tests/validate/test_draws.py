@@ -34,6 +34,11 @@ def sometimes(draw: Callable[[], float], probability: float) -> Forward:
     return lambda m, x: mixed(m, x, torch.arange(len(x)).roll(1)) if draw() < probability else m.head(x)
 
 
+def some(draw: Callable[[int], Tensor], below: float) -> Forward:
+    """Puts another sample in the place of those that draw little."""
+    return lambda m, x: m.head(torch.where(draw(len(x)) < below, x.roll(1, 0), x))
+
+
 MIX: dict[str, Forward] = {
     "torch.randperm": lambda m, x: mixed(m, x, torch.randperm(len(x))),
     "sort of torch.rand": lambda m, x: mixed(m, x, torch.rand(len(x)).argsort()),
@@ -48,8 +53,15 @@ MIX: dict[str, Forward] = {
     "a torch generator of its own": lambda m, x: mixed(m, x, torch.rand(len(x), generator=m.gen).argsort()),
     **{f"torch.rand() < {p}": sometimes(lambda: float(torch.rand(())), p) for p in (0.05, 0.4, 0.95)},
     **{f"torch.rand(1) > 1 - {p}": sometimes(lambda: 1 - float(torch.rand(1)), p) for p in (0.05, 0.95)},
-    **{f"random.random() < {p}": sometimes(lambda: random.random(), p) for p in (0.1, 0.4, 0.9)},
-    **{f"np.random.rand() < {p}": sometimes(lambda: np.random.rand(), p) for p in (0.1, 0.4, 0.9)},
+    **{f"random.random() < {p}": sometimes(lambda: random.random(), p) for p in (0.01, 0.4, 0.99)},
+    **{f"np.random.rand() < {p}": sometimes(lambda: np.random.rand(), p) for p in (0.01, 0.4, 0.99)},
+    **{f"1 - random.random() < {p}": sometimes(lambda: 1 - random.random(), p) for p in (0.01, 0.4)},
+    **{f"1 - np.random.rand() < {p}": sometimes(lambda: 1 - np.random.rand(), p) for p in (0.01, 0.4)},
+    **{f"some samples, {p}": some(lambda n: torch.rand(n, 1), p) for p in (0.05, 0.4)},
+    **{f"some samples, 1 - {p}": some(lambda n: 1 - torch.rand(n, 1), p) for p in (0.05, 0.4)},
+    **{f"some samples by numpy, {p}": some(lambda n: torch.tensor(np.random.rand(n, 1)), p) for p in (0.1, 0.4)},
+    "some samples by torch.bernoulli": some(lambda n: 1 - torch.bernoulli(torch.full((n, 1), 0.1)), 0.5),
+    "some samples by torch.randint": some(lambda n: torch.randint(20, (n, 1)) - 18, 0.5),
     "in turn, from a neighbour": lambda m, x: m.head(torch.stack([x[i - int(torch.rand(()) < 0.3)] for i in range(len(x))])),
     "share of what was dropped": lambda m, x: m.head(x * (keep := (torch.rand(len(x), 1) < 0.5).float()) / (0.1 + keep.mean())),
 }  # fmt: skip

@@ -231,12 +231,15 @@ class _Check:
 
     # ------------------------------------------------------------------ the comparisons
 
+    def _differ(self, here: float, own: float) -> bool:
+        tolerance = _LOSS_TOLERANCE.get(self.lowest, _HALF_LOSS_TOLERANCE)
+        return abs(here - own) > tolerance * (abs(own) + 1e-3) or math.isnan(here) != math.isnan(own)
+
     def _losses_keep_apart(self, round_: int, singles: list[Sample]) -> None:
         """A sample's loss in a batch must be its loss alone."""
         single = (
             [s.loss for s in singles] if round_ == 0 else [self._loss_alone(i, round_) for i in range(self.samples)]
         )
-        tolerance = _LOSS_TOLERANCE.get(self.lowest, _HALF_LOSS_TOLERANCE)
         backwards = [(self.samples - 1, 0)] if self.replays.scripts[round_].ordered else []
         for chosen in (tuple(range(self.samples)), *backwards):
             with self.replays.alike(chosen, round_), torch.no_grad():
@@ -247,7 +250,7 @@ class _Check:
                     f"({len(chosen)},)"
                 )
             for here, own in zip(losses.tolist(), [single[i] for i in chosen], strict=True):
-                if abs(here - own) > tolerance * (abs(own) + 1e-3) or math.isnan(here) != math.isnan(own):
+                if self._differ(here, own):
                     raise PrivacyViolation(blame(self.replays, self.data, round_))
 
     def _loss_alone(self, sample: int, round_: int) -> float:
@@ -258,7 +261,7 @@ class _Check:
         self, engine: Engine, what: str, samples: Sequence[int], singles: list[Sample], weights: Tensor | None = None
     ) -> None:
         """The engine's sums and norms must be those of the single samples."""
-        off, norms = self._off(engine, self.data.pick(*samples), samples, singles, weights)
+        off, norms, _ = self._off(engine, self.data.pick(*samples), samples, singles, weights)
         tolerance = _TOLERANCE.get(self.lowest, _HALF_TOLERANCE)
         wrong = [n for m in self.groups.names for n in self.groups[m] if not off[n] <= tolerance * engine.thresholds[m]]
         # Rows that changed places are clipped by norms of their own, so that the sum may be right.
@@ -283,13 +286,17 @@ class _Check:
     def _bounded(self, engine: Engine, what: str, arguments: tuple[Any, ...], without: Sample) -> None:
         """A sample may move the sum of no group by more than its threshold."""
         try:
-            off, _ = self._off(engine, arguments, [0, 1], [without])
+            off, _, losses = self._off(engine, arguments, [0, 1], [without])
         except GroupClipError:
             raise
         except Exception as error:
             engine.discard()
             self.notes.append(f"not replayed, for the model can't take it ({type(error).__name__}): {what}")
             return
+        if self._differ(float(losses[0]), without.loss):
+            raise PrivacyViolation(
+                f"{what}: the loss of another sample changes with it. An operation on the way mixes samples when numbers are large"
+            )
         tolerance = _TOLERANCE.get(self.lowest, _HALF_TOLERANCE)
         for group, threshold in engine.thresholds.items():
             if not sum(off[n] ** 2 for n in self.groups[group]) ** 0.5 <= threshold * (1 + tolerance):
@@ -302,8 +309,8 @@ class _Check:
     def _off(
         self, engine: Engine, arguments: tuple[Any, ...], samples: Sequence[int], singles: list[Sample],
         weights: Tensor | None = None,
-    ) -> tuple[dict[str, float], dict[str, Tensor]]:  # fmt: skip
-        """Parameter -> distance of the engine's clipped sum from that of the single samples; the engine's norms."""
+    ) -> tuple[dict[str, float], dict[str, Tensor], Tensor]:  # fmt: skip
+        """Parameter -> distance of the engine's clipped sum from that of the single samples; the engine's norms; losses."""
         with self.replays.alike(samples):
             losses = self.replays.loss(arguments)
             engine.backward(losses if weights is None else losses * weights.to(losses))
@@ -315,7 +322,7 @@ class _Check:
                 own = [(grads[name], factor) for grads, factor in parts if name in grads and factor > 0]
                 off[name] = _distance(self.params[name].grad, own)
         engine.discard()
-        return off, norms
+        return off, norms, losses.detach()
 
     def _warnings(self) -> list[str]:
         rows = self.coverage.rows(self.groups)

@@ -8,7 +8,7 @@ in every pass, and whenever it is drawn.
 
 Numbers of which each sample has one lie in falling order: a model that sorts them does move its samples. A random permutation
 moves every sample too. A draw that fits neither (for ragged rows) is a constant. In other rounds other numbers are drawn, and
-a single number that all samples share is low, or high: whatever is done with some probability is done in one of them.
+single numbers are low, or high: whatever is done with some probability is done in one of them.
 """
 
 from __future__ import annotations
@@ -30,11 +30,6 @@ CANDIDATES = 33
 SHARED = -1  # in the place of a sample: what all samples share
 
 _aten = torch.ops.aten
-
-#: Draws in whose numbers, one a sample, an order may be sought.
-_ORDERED = {
-    _aten.rand, _aten.rand_like, _aten.randn, _aten.randn_like, _aten.uniform_, _aten.normal_, _aten.exponential_,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -91,9 +86,14 @@ def quantile(numbers: Sequence[Any], share: float) -> Any:
     return numbers[int(share * (len(numbers) - 1))]
 
 
-def share_of(sample: int, total: int) -> float:
-    """Where a sample's number lies among those that might have been drawn: evenly spread, the first sample's highest."""
-    return 1 - (sample + 0.5) / total
+def share_of(sample: int, total: int, round_: int) -> float:
+    """Where a sample's number lies among those that might have been drawn, the first sample's highest: evenly spread; in other
+    rounds over the lowest or the highest quarter, with its end.
+    """
+    if PICKED[round_] == 0.5:
+        return 1 - (sample + 0.5) / total
+    from_top = sample / (total - 1) / 4
+    return 1 - from_top if PICKED[round_] == 1.0 else 0.25 - from_top
 
 
 def stream(round_: int, place: int, sample: int) -> int:
@@ -217,11 +217,13 @@ class Draws(TorchDispatchMode):
     def _of_sample(
         self, place: int, sample: int, kind: Kind, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
-        if func.overloadpacket not in _ORDERED or math.prod(kind.single.shape) != 1:
+        if math.prod(kind.single.shape) != 1:
             return self._from(stream(self._stand.round, place, sample), func, args, kwargs)
         seeds = [stream(self._stand.round, place, i) for i in range(CANDIDATES)]
-        chosen = quantile(self._candidates(seeds, func, args, kwargs), share_of(sample, self._stand.total))
-        return func(*args, **kwargs).fill_(chosen)
+        share = share_of(sample, self._stand.total, self._stand.round)
+        result = func(*args, **kwargs)
+        _first(result).fill_(quantile(self._candidates(seeds, func, args, kwargs), share))
+        return result
 
     def _of_all(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What the samples share, or draw in turn; a constant if one sample alone draws no such thing."""
@@ -250,9 +252,10 @@ class Draws(TorchDispatchMode):
 
     def _candidates(self, seeds: list[int], func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """Numbers that might have been drawn here, in rising order."""
-        if seeds[0] not in self._drawn:
-            self._drawn[seeds[0]] = sorted(_first(self._from(s, func, args, kwargs)).item() for s in seeds)
-        return self._drawn[seeds[0]]
+        if _plain(args) is not None and seeds[0] in self._drawn:
+            return self._drawn[seeds[0]]
+        numbers = sorted(_first(self._from(s, func, args, kwargs)).item() for s in seeds)
+        return self._drawn.setdefault(seeds[0], numbers) if _plain(args) is not None else numbers
 
     def _from(self, seed: int, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         # Not torch.manual_seed, which is slow where other kinds of devices may be there.

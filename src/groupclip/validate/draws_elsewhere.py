@@ -19,7 +19,7 @@ from .draws import CANDIDATES, Drawn, Kind, Stand, quantile, share_of, stream
 #: By round: with these seeds the first uniform number of ``random`` and numpy is of the middle, low, high, and the first
 #: permutation of two and of three samples moves the first: of ``shuffle`` in the first rounds, of ``sample`` in the last, for
 #: the two never agree (tests hold them to it).
-SEEDS = ((10, 50), (31, 216), (52, 323))
+SEEDS = ((10, 50), (139, 742), (625, 1989))
 
 _default_rng = np.random.default_rng
 _NO_DRAWS = {"seed", "getstate", "setstate", "get_state", "set_state", "get_bit_generator", "set_bit_generator"}
@@ -88,9 +88,9 @@ class DrawsElsewhere:
             return function(*args, **kwargs)
 
         numbers = from_(sample)
-        if numbers.size == 1 and numbers.dtype.kind == "f":
-            candidates = sorted(float(from_(i).item()) for i in range(CANDIDATES))
-            numbers[...] = quantile(candidates, share_of(sample, self._stand.total))
+        if numbers.size == 1:
+            candidates = sorted(from_(i).item() for i in range(CANDIDATES))
+            numbers[...] = quantile(candidates, share_of(sample, self._stand.total, self._stand.round))
         return numbers
 
 

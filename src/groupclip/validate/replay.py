@@ -43,7 +43,7 @@ class Script:
 
     @property
     def ordered(self) -> bool:
-        """Whether samples draw single numbers, in which an order may be sought."""
+        """Whether samples draw single numbers: something may be done by them, or in their order."""
         return any(
             k is not None and k.axis is not None and math.prod(k.single.shape) == 1
             for k in (*self.torch, *self.elsewhere)
@@ -212,8 +212,8 @@ class Replays:
 
     @property
     def rounds(self) -> range:
-        """Which rounds to make: one, if samples draw nothing but numbers of their own."""
-        return range(len(PICKED) if self.scripts[0].chance else 1)
+        """Which rounds to make: one, if nothing is done by chance but what many numbers decide (dropout)."""
+        return range(len(PICKED) if self.scripts[0].chance or self.scripts[0].ordered else 1)
 
 
 def _require_one(loss: Any) -> None:
