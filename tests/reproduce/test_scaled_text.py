@@ -64,15 +64,6 @@ def test_a_whole_experiment_has_no_cell_twice() -> None:
         assert len(set(names)) == len(names)
 
 
-def test_the_public_stage_is_loaded_and_not_run_again(
-    phrases: list[ScaledCell], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = phrases[0].build().model.state_dict()
-    monkeypatch.setattr("groupclip.reproduce.scaled.text_pretraining.train", lambda *_: pytest.fail("trained again"))
-    again = phrases[0].build().model.state_dict()
-    assert all(torch.equal(first[name], again[name]) for name in first)
-
-
 def test_a_longer_neighbour_changes_no_gradient_of_a_phrase() -> None:
     model, _ = text_made.tiny_bert()
     torch.nn.init.normal_(model.head.weight)
@@ -110,6 +101,17 @@ def _largest_change(model, losses, collate, record, other) -> float:
     alone = gradient(record)
     assert alone.norm() > 0
     return float((gradient(record, other) - alone).norm() / alone.norm())
+
+
+def test_what_frozen_blocks_made_is_read_again_and_of_the_same_texts_alone(tmp_path: Path) -> None:
+    model, _ = text_made.tiny_bert()
+    records = [text_data.Phrase((2, 3, 4), 1, 0), text_data.Phrase((5, 6, 7, 8, 9), 0, 1)]
+    first = text_model.read_once(tmp_path / "states", model, records, 1)
+    again = text_model.read_once(tmp_path / "states", model, records, 1)
+    assert [(r.label, r.place) for r in again] == [(1, 0), (0, 1)]
+    assert all(torch.equal(a.states, b.states) for a, b in zip(first, again, strict=True))
+    with pytest.raises(MissingSource, match="other texts"):
+        text_model.read_once(tmp_path / "states", model, records[:1], 1)
 
 
 def test_tables_hide_names_and_show_them_again() -> None:

@@ -12,7 +12,7 @@ import torch
 
 from .text_data import SST2
 from .text_model import Classifier
-from .text_pretraining import PUBLIC
+from .text_public import PUBLIC
 
 WORDS = ("a", "the", "film", "plot", "cast", "story", "with", "and", "of", "scenes")
 TELLING = (("dull", "awful", "boring"), ("witty", "lovely", "bright"))  # by label

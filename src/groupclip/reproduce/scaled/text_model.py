@@ -128,6 +128,23 @@ def read(model: Classifier, records: Sequence[Phrase], frozen: int) -> list[Read
     return found
 
 
+def read_once(file: Path, model: Classifier, records: Sequence[Phrase], frozen: int) -> list[Read]:
+    """:func:`read`, kept in a file, some 10 kB a record: minutes of work that every run of a suite shares."""
+    from safetensors.torch import load_file, save_file
+
+    lengths = [len(record.ids) for record in records]
+    if file.exists():
+        kept = load_file(file)
+        if kept["lengths"].tolist() != lengths:
+            raise MissingSource(f"{file} is of other texts; delete it, so that it is made again")
+        parts = kept["states"].split(lengths)
+        return [Read(states, r.label, r.place) for states, r in zip(parts, records, strict=True)]
+    found = read(model, records, frozen)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    save_file({"states": torch.cat([r.states for r in found]), "lengths": torch.tensor(lengths)}, file)
+    return found
+
+
 def upper(model: Classifier, frozen: int) -> Classifier:
     """The model without its embeddings and first blocks, in place: it takes what :func:`read` gives."""
     encoder: Any = model.encoder
