@@ -406,6 +406,27 @@ def test_a_sample_that_changes_others_when_it_is_large() -> None:
         gc.check(net(nn.Tanh()), losses, images(), "layer-wise")
 
 
+@pytest.mark.parametrize("weight", [1e-7, 3e-5])
+def test_a_little_mixing_is_seen(weight: float) -> None:
+    gc.check(Made(lambda m, x: m.head(x + weight * x.mean(1, keepdim=True))), cross_entropy, images(), "layer-wise")
+    with pytest.raises(gc.PrivacyViolation, match=r"mixes (the )?samples"):
+        gc.check(Made(lambda m, x: m.head(x + weight * x.mean(0))), cross_entropy, images(), "layer-wise")
+
+
+def test_a_little_mixing_of_words_is_seen() -> None:
+    def model(weight: float) -> nn.Module:
+        def forward(m: Any, ids: Tensor) -> Tensor:
+            words = m.words(ids).mean(1)
+            return m.head(words + weight * words.mean(0))
+
+        return Made(forward, words=nn.Embedding(9, 4))
+
+    ids, y = torch.randint(1, 9, (6, 5), generator=torch.Generator().manual_seed(0)), images()[1]
+    gc.check(model(0.0), cross_entropy, (ids, y), "layer-wise")
+    with pytest.raises(gc.PrivacyViolation, match=r"mixes (the )?samples"):
+        gc.check(model(1e-4), cross_entropy, (ids, y), "layer-wise")
+
+
 def test_stochastic_depth_and_random_times_are_no_mixing() -> None:
     class Random(nn.Module):
         def __init__(self) -> None:

@@ -11,19 +11,16 @@ The truth is plain torch: the model on a batch of ONE sample, before it is attac
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..attaching import attach
 from ..clipping import Abadi
-from ..engine import Engine
 from ..errors import GroupClipError, PrivacyViolation
-from ..norms import square_sums
 from ..partition import Partition, partition
 from ..private import SLOW, VMAP
 from .coverage import Coverage, ParameterUse, slow, table
@@ -33,20 +30,14 @@ from .reduced import what_is_wrong
 from .replay import Losses, ReducedLoss, Replays, kept_gradients
 from .samples import Batch, told
 from .single import Sample, alone
+from .sums import Sums
+from .tolerance import Tolerance
 from .wording import listed
 
 _LARGE = 1e6
 
 #: So many pairs of samples are looked at where something seems to be kept of single ones.
 _PAIRS = 16
-
-#: By the coarsest dtype that gradients came in: how far, in parts of the threshold, a clipped sum may be from the truth.
-_TOLERANCE = {torch.float64: 1e-7, torch.float32: 2e-3}
-_HALF_TOLERANCE = 0.15
-
-#: Losses of the same samples in batches of the same size differ by rounding of another order only.
-_LOSS_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
-_HALF_LOSS_TOLERANCE = 3e-2
 
 #: A group whose gradient is this small beside the whole is judged by the whole: there is only rounding in it.
 _FLOOR = 1e-4
@@ -154,10 +145,8 @@ class _Check:
 
     def __init__(self, replays: Replays, data: Batch, groups: Partition) -> None:
         self.replays, self.data, self.groups, self.samples = replays, data, groups, replays.total
-        self.params = {n: p for n, p in replays.model.named_parameters() if p.requires_grad}
         self.coverage = Coverage()
-        self.lowest = torch.float64  # the coarsest dtype that a loss or a gradient came in
-        self.replayed: list[str] = []
+        self.tolerance = Tolerance.of(torch.float64)  # until dtypes are known
         self.notes: list[str] = []
 
     def run(self) -> CheckReport:
@@ -165,30 +154,30 @@ class _Check:
         self._keep_nothing()
         singles = [alone(self.replays, self.data.pick(i), i, self.groups) for i in everyone]
         self._keep_nothing_of_any(singles)
-        self.lowest = max((s.dtype for s in singles), key=lambda d: torch.finfo(d).eps)
+        self.tolerance = Tolerance.of(max((s.dtype for s in singles), key=lambda d: torch.finfo(d).eps))
         for round_ in self.replays.rounds:
             self._losses_keep_apart(round_, singles)
         large = self._large(singles[last], last)
         engine = attach(self.replays.model, None, self.groups, None, clip=Abadi(), thresholds=self._thresholds(singles))
         engine._tape.observer = self.coverage
         self.replays.asleep = lambda: engine._tape.layouts.learning
+        sums = Sums(engine, self.replays, self.data, self.tolerance)
         end = self.replays.hide_lessons()
         try:
-            self._equal(engine, "a batch as it is", everyone, singles)
-            self._equal(engine, "all samples but one removed", [0], [singles[0]])
-            self._equal(
-                engine, "a sample replaced by one with a loss a million times as large", [0, last],
-                [singles[0], large], torch.tensor([1.0, _LARGE]),
-            )  # fmt: skip
-            self._bounded(engine, "a sample zeroed out", self.data.changed([0, 1], times={1: 0.0}), singles[0])
+            sums.equal("a batch as it is", everyone, singles)
+            sums.equal("all samples but one removed", [0], singles[:1])
+            weights = torch.tensor([1.0, _LARGE])
+            sums.equal(
+                "a sample replaced by one with a loss a million times as large", [0, last], [singles[0], large], weights
+            )
+            sums.bounded("a sample zeroed out", 0.0, singles[0])
             if self.data.has_real_inputs:
-                wild = self.data.changed([0, 1], times={1: _LARGE})
-                self._bounded(engine, "a sample's inputs a million times as large", wild, singles[0])
+                sums.bounded("a sample's inputs a million times as large", _LARGE, singles[0])
         finally:
             end()
             engine.detach()
             self.replays.asleep = lambda: False
-        return CheckReport(self.coverage.rows(self.groups), tuple(self.replayed), tuple(self._warnings()))
+        return CheckReport(self.coverage.rows(self.groups), tuple(sums.right), tuple(self._warnings() + sums.notes))
 
     def _keep_nothing(self) -> None:
         """Neither model nor loss may keep what samples left, and be saved or go on with it. Learns what a pass draws."""
@@ -216,7 +205,7 @@ class _Check:
 
     def _large(self, sample: Sample, i: int) -> Sample:
         """A sample with a large loss, which half precision may not hold."""
-        if self.lowest in _TOLERANCE:
+        if self.tolerance.is_full:
             return sample.scaled(_LARGE)
         return alone(self.replays, self.data.pick(i), i, self.groups, times=_LARGE)
 
@@ -230,10 +219,6 @@ class _Check:
         return {m: max(0.5 * min(s.norms[m] for s in singles), _FLOOR * whole) for m in self.groups.names}
 
     # ------------------------------------------------------------------ the comparisons
-
-    def _differ(self, here: float, own: float) -> bool:
-        tolerance = _LOSS_TOLERANCE.get(self.lowest, _HALF_LOSS_TOLERANCE)
-        return abs(here - own) > tolerance * (abs(own) + 1e-3) or math.isnan(here) != math.isnan(own)
 
     def _losses_keep_apart(self, round_: int, singles: list[Sample]) -> None:
         """A sample's loss in a batch must be its loss alone."""
@@ -250,79 +235,12 @@ class _Check:
                     f"({len(chosen)},)"
                 )
             for here, own in zip(losses.tolist(), [single[i] for i in chosen], strict=True):
-                if self._differ(here, own):
+                if not self.tolerance.loss(here, own):
                     raise PrivacyViolation(blame(self.replays, self.data, round_))
 
     def _loss_alone(self, sample: int, round_: int) -> float:
         with self.replays.alike([sample], round_), torch.no_grad():
             return float(self.replays.loss_of_one(self.data.pick(sample)))
-
-    def _equal(
-        self, engine: Engine, what: str, samples: Sequence[int], singles: list[Sample], weights: Tensor | None = None
-    ) -> None:
-        """The engine's sums and norms must be those of the single samples."""
-        off, norms, _ = self._off(engine, self.data.pick(*samples), samples, singles, weights)
-        tolerance = _TOLERANCE.get(self.lowest, _HALF_TOLERANCE)
-        wrong = [n for m in self.groups.names for n in self.groups[m] if not off[n] <= tolerance * engine.thresholds[m]]
-        # Rows that changed places are clipped by norms of their own, so that the sum may be right.
-        swapped = [
-            m
-            for m in self.groups.names
-            if not _alike(norms[m], [s.norms[m] for s in singles], tolerance, engine.thresholds[m])
-        ]
-        if wrong or swapped:
-            found = (
-                f"the clipped gradient of {listed(wrong)} isn't the sum of the samples' own"
-                if wrong
-                else (f"the norms of gradients in group {listed(swapped)} aren't those of the samples in their order")
-            )
-            raise PrivacyViolation(
-                f"{what}: {found}, though their losses keep apart. The model arranges this batch in a way that groupclip misreads, "
-                "or an operation on the way has a gradient that mixes samples (a custom autograd.Function): rewrite that part with "
-                "the sample as dimension 0, or freeze these parameters"
-            )
-        self.replayed.append(what)
-
-    def _bounded(self, engine: Engine, what: str, arguments: tuple[Any, ...], without: Sample) -> None:
-        """A sample may move the sum of no group by more than its threshold."""
-        try:
-            off, _, losses = self._off(engine, arguments, [0, 1], [without])
-        except GroupClipError:
-            raise
-        except Exception as error:
-            engine.discard()
-            self.notes.append(f"not replayed, for the model can't take it ({type(error).__name__}): {what}")
-            return
-        if self._differ(float(losses[0]), without.loss):
-            raise PrivacyViolation(
-                f"{what}: the loss of another sample changes with it. An operation on the way mixes samples when numbers are large"
-            )
-        tolerance = _TOLERANCE.get(self.lowest, _HALF_TOLERANCE)
-        for group, threshold in engine.thresholds.items():
-            if not sum(off[n] ** 2 for n in self.groups[group]) ** 0.5 <= threshold * (1 + tolerance):
-                raise PrivacyViolation(
-                    f"{what}: the sum of group {group!r} moves by more than its threshold, so a single sample isn't bounded. An "
-                    "operation on the way mixes samples when numbers are large"
-                )
-        self.replayed.append(what)
-
-    def _off(
-        self, engine: Engine, arguments: tuple[Any, ...], samples: Sequence[int], singles: list[Sample],
-        weights: Tensor | None = None,
-    ) -> tuple[dict[str, float], dict[str, Tensor], Tensor]:  # fmt: skip
-        """Parameter -> distance of the engine's clipped sum from that of the single samples; the engine's norms; losses."""
-        with self.replays.alike(samples):
-            losses = self.replays.loss(arguments)
-            engine.backward(losses if weights is None else losses * weights.to(losses))
-        norms = engine.unsafe_norms()
-        off = {}
-        for group, threshold in engine.thresholds.items():
-            parts = [(sample.grads, sample.weight(group, threshold)) for sample in singles]
-            for name in self.groups[group]:
-                own = [(grads[name], factor) for grads, factor in parts if name in grads and factor > 0]
-                off[name] = _distance(self.params[name].grad, own)
-        engine.discard()
-        return off, norms, losses.detach()
 
     def _warnings(self) -> list[str]:
         rows = self.coverage.rows(self.groups)
@@ -338,24 +256,3 @@ class _Check:
         if unused:
             found.append(f"no gradient reached {listed(unused)} in these passes: it would be trained on noise alone")
         return found + self.notes
-
-
-def _distance(total: Tensor | None, parts: list[tuple[Tensor, float]]) -> float:
-    """``|total - sum of factor * gradient|``, not finite where the total isn't. Overwrites ``total``: it may be large."""
-    if total is None:
-        if not parts:
-            return 0.0
-        total = torch.zeros_like(parts[0][0])
-    total = total.detach()
-    for grad, factor in parts:
-        total.sub_(grad, alpha=factor)
-    return float(square_sums(total.unsqueeze(0))) ** 0.5
-
-
-def _alike(norms: Tensor, single: list[float], tolerance: float, threshold: float) -> bool:
-    """Whether norms are those of the single samples; what isn't finite in one isn't in the other."""
-    for here, own in zip(norms.tolist(), single, strict=True):
-        finite = here - here == 0, own - own == 0
-        if finite[0] != finite[1] or (finite[0] and abs(here - own) > tolerance * max(own, threshold)):
-            return False
-    return True

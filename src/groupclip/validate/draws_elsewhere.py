@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from .draws import CANDIDATES, Drawn, Kind, Stand, quantile, share_of, stream
+from .kinds import CANDIDATES, Drawn, Kind, Stand, quantile, share_of, stream
 
 #: By round: with these seeds the first uniform number of ``random`` and numpy is of the middle, low, high, and the first
 #: permutation of two and of three samples moves the first: of ``shuffle`` in the first rounds, of ``sample`` in the last, for

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import PrivacyViolation
-from .draws import PICKED, Drawn, Draws, Kind, Stand, classified
+from .draws import Draws
 from .draws_elsewhere import DrawsElsewhere
+from .kinds import PICKED, Drawn, Kind, Stand, classified
 from .state import State, Weights
 
 #: Seed of the model's own generators in the first round: no other's.
@@ -175,6 +176,7 @@ class Replays:
         Returns:
             What each of ``pairs`` left behind, all with the same draws.
         """
+        self.scripts.pop(round_, None)  # of another reading of the batch
         traces, made = [], []
         for arguments in pairs:
             with self.alike((0, 1), round_) as several, torch.no_grad():

@@ -1,0 +1,126 @@
+"""What the attached model gives for neighbouring batches, against single samples: clipped sums, norms, and losses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..engine import Engine
+from ..errors import GroupClipError, PrivacyViolation
+from ..norms import square_sums
+from .replay import Replays
+from .samples import Batch
+from .single import Sample
+from .tolerance import Tolerance
+from .wording import listed
+
+
+class Sums:
+    """Compares, and remembers what came out right.
+
+    Args:
+        engine: attached to the model of ``replays``.
+        data: the samples.
+        tolerance: of the comparisons.
+    """
+
+    def __init__(self, engine: Engine, replays: Replays, data: Batch, tolerance: Tolerance) -> None:
+        self._engine, self._replays, self._data, self._tolerance = engine, replays, data, tolerance
+        self._params = {n: p for n, p in replays.model.named_parameters() if p.requires_grad}
+        self._beside: float | None = None  # the loss of sample 0 beside another
+        self.right: list[str] = []
+        self.notes: list[str] = []
+
+    def equal(
+        self, what: str, samples: Sequence[int], singles: Sequence[Sample], weights: Tensor | None = None
+    ) -> None:
+        """The sums and norms must be those of the single samples."""
+        off, norms = self._off(what, self._data.pick(*samples), samples, singles, weights)
+        thresholds, groups, bound = self._engine.thresholds, self._engine.partition, self._tolerance.sums
+        wrong = [n for m in groups.names for n in groups[m] if not off[n] <= bound * thresholds[m]]
+        # Rows that changed places are clipped by norms of their own, so that the sum may be right.
+        swapped = [m for m in groups.names if not _alike(norms[m], [s.norms[m] for s in singles], bound, thresholds[m])]
+        if wrong or swapped:
+            found = f"the norms of gradients in group {listed(swapped)} aren't those of the samples in their order"
+            if wrong:
+                found = f"the clipped gradient of {listed(wrong)} isn't the sum of the samples' own"
+            raise PrivacyViolation(
+                f"{what}: {found}, though their losses keep apart. The model arranges this batch in a way that groupclip misreads, "
+                "or an operation on the way has a gradient that mixes samples (a custom autograd.Function): rewrite that part with "
+                "the sample as dimension 0, or freeze these parameters"
+            )
+        self.right.append(what)
+
+    def bounded(self, what: str, times: float, without: Sample) -> None:
+        """Sample 1, its inputs multiplied, may move the sum of no group by more than its threshold."""
+        try:
+            off, _ = self._off(what, self._data.changed([0, 1], times={1: times}), [0, 1], [without])
+        except GroupClipError:
+            raise
+        except Exception as error:
+            self._engine.discard()
+            self.notes.append(f"not replayed, for the model can't take it ({type(error).__name__}): {what}")
+            return
+        for group, threshold in self._engine.thresholds.items():
+            moved = sum(off[n] ** 2 for n in self._engine.partition[group]) ** 0.5
+            if not moved <= threshold * (1 + self._tolerance.sums):
+                raise PrivacyViolation(
+                    f"{what}: the sum of group {group!r} moves by more than its threshold, so a single sample isn't bounded. An "
+                    "operation on the way mixes samples when numbers are large"
+                )
+        self.right.append(what)
+
+    def _off(
+        self, what: str, arguments: tuple[Any, ...], samples: Sequence[int], singles: Sequence[Sample],
+        weights: Tensor | None = None,
+    ) -> tuple[dict[str, float], dict[str, Tensor]]:  # fmt: skip
+        """Parameter -> distance of the engine's clipped sum from that of the single samples; the engine's norms."""
+        engine = self._engine
+        with self._replays.alike(samples):
+            losses = self._replays.loss(arguments)
+            if len(samples) == 2:
+                self._stands(what, float(losses.detach()[0]), singles[0].loss)
+            engine.backward(losses if weights is None else losses * weights.to(losses))
+        norms = engine.unsafe_norms()
+        off = {}
+        for group, threshold in engine.thresholds.items():
+            parts = [(sample.grads, sample.weight(group, threshold)) for sample in singles]
+            for name in engine.partition[group]:
+                own = [(grads[name], weight) for grads, weight in parts if name in grads and weight > 0]
+                off[name] = _distance(self._params[name].grad, own)
+        engine.discard()
+        return off, norms
+
+    def _stands(self, what: str, here: float, alone: float) -> None:
+        """The loss of sample 0 must be the same whatever stands beside it."""
+        before, self._beside = self._beside, here
+        if self._tolerance.loss(here, alone) and (before is None or self._tolerance.loss(here, before, same=True)):
+            return
+        raise PrivacyViolation(
+            f"{what}: the loss of another sample changes with it. An operation on the way mixes samples, if only a little, or when "
+            "numbers are large"
+        )
+
+
+def _distance(total: Tensor | None, parts: Sequence[tuple[Tensor, float]]) -> float:
+    """``|total - sum of weight * gradient|``, not finite where the total isn't. Overwrites ``total``: it may be large."""
+    if total is None:
+        if not parts:
+            return 0.0
+        total = torch.zeros_like(parts[0][0])
+    total = total.detach()
+    for grad, weight in parts:
+        total.sub_(grad, alpha=weight)
+    return float(square_sums(total.unsqueeze(0))) ** 0.5
+
+
+def _alike(norms: Tensor, single: Sequence[float], tolerance: float, threshold: float) -> bool:
+    """Whether norms are those of the single samples; what isn't finite in one isn't in the other."""
+    for here, own in zip(norms.tolist(), single, strict=True):
+        finite = here - here == 0, own - own == 0
+        if finite[0] != finite[1] or (finite[0] and abs(here - own) > tolerance * max(own, threshold)):
+            return False
+    return True
