@@ -41,7 +41,9 @@ def test_steps_past_the_plan_are_refused_before_and_after():
     ledger.check()
     ledger.record("user")
     for act in (ledger.check, ledger.record):
-        with pytest.raises(BudgetExceeded, match=r"all 3 planned steps are released: .* plan more steps in a new Mechanism"):
+        with pytest.raises(
+            BudgetExceeded, match=r"all 3 planned steps are released: .* plan more steps in a new Mechanism"
+        ):
             act()
     assert ledger.steps == 3
 
@@ -51,6 +53,11 @@ def test_unknown_sampler():
     with pytest.raises(ValueError, match=r"sampling='poisson' must be one of groupclip, user"):
         ledger.record("poisson")
     assert ledger.steps == 0
+
+
+def test_the_plan_of_a_ledger_is_read_only():
+    with pytest.raises(AttributeError):
+        Ledger(PLAN).mechanism = Mechanism(dataset_size=1_000, expected_batch_size=1, steps=3, noise_multiplier=9.0)
 
 
 def test_a_resumed_ledger_goes_on():

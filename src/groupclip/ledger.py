@@ -17,8 +17,13 @@ class Ledger:
     """
 
     def __init__(self, mechanism: Mechanism) -> None:
-        self.mechanism = mechanism
+        self._mechanism = mechanism
         self._steps: dict[str, int] = {sampler: 0 for sampler in SAMPLERS}
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """The plan, which doesn't change."""
+        return self._mechanism
 
     @property
     def steps(self) -> int:
