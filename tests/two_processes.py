@@ -36,8 +36,12 @@ def main(rank: int, folder: Path) -> None:
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     try:
         late = model()
+
+        def attach() -> None:
+            gc.attach(late, torch.optim.SGD(late.parameters(), lr=1.0), "all-layer", plan).detach()
+
         found = {
-            "attach": refusal(lambda: gc.attach(late, torch.optim.SGD(late.parameters(), lr=1.0), "all-layer", plan)),
+            "attach": refusal(attach),
             "plain": all(type(p) is torch.nn.Parameter for p in late.parameters()),
         }
         before = [p.detach().clone() for p in early.parameters()]
