@@ -85,6 +85,16 @@ def coarse(model: Any, x: Tensor) -> Tensor:
     return model.head(x)
 
 
+def names(model: Any, x: Tensor) -> Tensor:
+    model.names ^= {"odd", *map(str, range(20))}  # what has no order is put back in another
+    return model.head(x)
+
+
+def seen(model: Any, x: Tensor) -> Tensor:
+    model.names.add(float(x.mean()))
+    return model.head(x)
+
+
 def frozen(module: nn.Module) -> nn.Module:
     return module.requires_grad_(False)
 
@@ -95,6 +105,7 @@ KEEPS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "a running mean in an object": (lambda: Made(in_an_object, box=Box()), r"^box\.mean holds what earlier batches put there"),
     "a bank of features": (lambda: Made(bank, bank=collections.deque(maxlen=64)), r"^bank.* holds what earlier batches put"),
     "means in a list": (lambda: Made(queue_of_floats, seen={"means": []}), r"^seen.* holds .* keep it outside the model"),
+    "means in a set": (lambda: Made(seen, names={"mlp"}), r"^names holds what earlier batches put there"),
     "the last batch": (lambda: Made(reads_the_last_batch, last=None), r"^last holds .* the next pass reads it"),
     "the last batch, in evaluation": (lambda: Made(read_in_evaluation, last=None), r"^last holds .* the next pass reads it"),
     "a codebook, now and then": (lambda: Made(sometimes, codes=frozen(nn.Embedding(5, 4))), r"codes\.weight of module 'codes'"),
@@ -141,6 +152,7 @@ KEEPS_NOTHING: dict[str, Callable[[], nn.Module]] = {
     "counts of passes": lambda: Made(counts, passes=0, history=[], calls=torch.zeros(())),
     "an average of the weights": lambda: Made(teacher, slow=frozen(nn.Linear(4, 3))),
     "weights clamped in the forward pass": lambda: Made(clamped),
+    "a set of names": lambda: Made(names, names={"attention", "mlp", "norm", "head"}),
     "a table made in the first pass": lambda: Made(table, cache=None),
     "a running mean from elsewhere": lambda: Made(lambda m, x: m.head(x - m.mean), mean=torch.ones(4)),
     "a codebook that stands": lambda: Made(quantised, codes=frozen(nn.Embedding(5, 4))),

@@ -150,6 +150,9 @@ class State:
         self._keep(value)
         if len(value) > _MANY:
             return
+        if isinstance(value, set):  # which has no order
+            self.leaves[name] = Leaf(frozenset(v for v in value if isinstance(v, _NUMBERS)), False)
+            return
         items = value.items() if isinstance(value, dict) else enumerate(value)
         for key, item in list(items):
             self._walk(item, f"{name}[{key!r}]" if isinstance(key, (int, str)) else f"{name}[..]", False)
@@ -206,7 +209,7 @@ class State:
                 for key, item in content.items():
                     if key not in value or value[key] is not item:
                         value[key] = item
-            else:
+            elif value != content:
                 value.clear()
                 value.update(content)
 
