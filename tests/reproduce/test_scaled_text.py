@@ -40,7 +40,7 @@ def _run(cell: ScaledCell, name: str, folder: Path | None = None):
 def test_every_smoke_cell_of_sst2_trains_and_spends_what_it_may(phrases: list[ScaledCell]) -> None:
     for cell in phrases:
         result = _run(cell, text.NAME)
-        assert set(result.metrics) == {"accuracy", "loss", "called_positive"}
+        assert set(result.metrics) == {"accuracy", "auc", "loss", "called_positive"}
         if cell.cell["epsilon"] is None:
             assert result.privacy == {} and result.groups == 0
         else:
@@ -158,6 +158,12 @@ def test_a_missing_file_says_how_to_get_it(tmp_path: Path) -> None:
         text_data.read_sst2(tmp_path)
     with pytest.raises(MissingSource, match="vaderSentiment"):
         text.build(text.SMOKE, text.Folders(tmp_path, tmp_path), 2, balance=False)
+
+
+def test_the_area_counts_pairs_in_the_right_order() -> None:
+    labels = torch.tensor([1, 0, 1, 0])
+    assert text_model.area(torch.tensor([3.0, 1.0, 2.0, 0.0]), labels) == 1.0
+    assert text_model.area(torch.tensor([3.0, 2.0, 1.0, 1.0]), labels) == 0.625  # won, won; lost, even
 
 
 def test_a_balanced_part_has_as_many_of_either_label() -> None:
