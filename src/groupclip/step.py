@@ -49,7 +49,8 @@ class PrivateStep:
     def saw(self, group: str, norms: Tensor) -> None:
         """A group clipped samples of the logical batch, whose gradients there have these norms ``[B]``."""
         self._seen[group] += len(norms)
-        self._acting[group] += int(((norms > 0) & torch.isfinite(norms)).sum())
+        if self._ledger is not None:  # a pass that no step follows may be of tensors without numbers (groupclip.memory)
+            self._acting[group] += int(((norms > 0) & torch.isfinite(norms)).sum())
 
     def broke(self) -> None:
         """A backward pass failed half-way, and ``p.grad`` holds a part of its samples."""
