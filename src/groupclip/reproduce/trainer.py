@@ -60,7 +60,7 @@ def train_cell(
         engine, taken = train_privately(workload, settings, mechanism, device, tell, underway)
         privacy, groups = _spent(engine, settings.delta), len(engine.partition)
     seconds = time.perf_counter() - began
-    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else workload.predicted_peak
     told = {**settings.to_dict(), "workload": dict(workload.description), "steps_timed": taken}
     result = Result(
         experiment=experiment, cell=dict(cell), settings=told, privacy=privacy, groups=groups,
