@@ -35,7 +35,7 @@ def test_means_and_deviations():
     values = (61.0, 59.5, 62.5)
     score = Score(values)
     assert score.mean == pytest.approx(61.0) and score.deviation == pytest.approx(statistics.stdev(values))
-    assert str(score) == "61.0 ± 1.5" and str(Score((3.14,))) == "3.1 (one run)"
+    assert str(score) == "61.0 ± 1.5 (3)" and str(Score((3.14,))) == "3.1 (1)"
     assert math.isnan(Score((1.0,)).deviation)
 
 
@@ -98,4 +98,4 @@ def test_what_was_not_run_is_said(tmp_path):
     row = next(line for line in values["EPSILON_2"].splitlines() if line.startswith("| uniform:2 "))
     assert row.endswith("| not run |") and row.count("not run") == 1
     one = Report([r for r in kept if r.cell["seed"] == 0 or r.cell["model"] == "vit-32"])
-    assert "(one run)" in one.values()["EPSILON_2"]
+    assert "(1)" in one.values()["EPSILON_2"]

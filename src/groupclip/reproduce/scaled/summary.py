@@ -35,7 +35,9 @@ class Score:
         return sum((v - self.mean) ** 2 for v in self.values)
 
     def __str__(self) -> str:
-        return f"{self.mean:.1f} ± {self.deviation:.1f}" if len(self.values) > 1 else f"{self.mean:.1f} (one run)"
+        """Mean, deviation, and in brackets the number of runs."""
+        spread = f" ± {self.deviation:.1f}" if len(self.values) > 1 else ""
+        return f"{self.mean:.1f}{spread} ({len(self.values)})"
 
 
 @dataclass(frozen=True)
