@@ -15,6 +15,7 @@ from small import Made, cross_entropy, images
 from torch import Tensor, nn
 
 import groupclip as gc
+from groupclip.validate.state import State
 
 
 class Box:
@@ -104,6 +105,7 @@ KEEPS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "a running mean in a new buffer": (lambda: Made(averaged_anew, mean=torch.zeros(4)), r"^mean is other .* saved with"),
     "a running mean in an object": (lambda: Made(in_an_object, box=Box()), r"^box\.mean holds what earlier batches put there"),
     "a bank of features": (lambda: Made(bank, bank=collections.deque(maxlen=64)), r"^bank.* holds what earlier batches put"),
+    "a full bank": (lambda: Made(bank, bank=collections.deque([torch.zeros(4)] * 1000, maxlen=1000)), r"^bank.* holds what"),
     "means in a list": (lambda: Made(queue_of_floats, seen={"means": []}), r"^seen.* holds .* keep it outside the model"),
     "means in a set": (lambda: Made(seen, names={"mlp"}), r"^names holds what earlier batches put there"),
     "the last batch": (lambda: Made(reads_the_last_batch, last=None), r"^last holds .* the next pass reads it"),
@@ -183,6 +185,20 @@ def test_a_count_that_few_samples_change(odd: int) -> None:
     x[:, 0] = (torch.arange(4) == odd).float() - 0.5
     with pytest.raises(gc.PrivacyViolation, match=r"^mean is other"):
         gc.check(Made(coarse, mean=torch.zeros(())), cross_entropy, (x, y), "layer-wise", samples=4)
+
+
+def test_large_tensors_are_copied_once() -> None:
+    """A loss function may close over a whole data set."""
+    copies: Any = {}
+    held = {"large": torch.zeros(2**21), "small": torch.zeros(2)}
+    first, second = (State.of(held, copies=copies) for _ in range(2))
+    assert second.leaves["['large']"].value is first.leaves["['large']"].value
+    assert second.leaves["['small']"].value is not first.leaves["['small']"].value
+    held["large"][7] = 1.0
+    third = State.of(held, copies=copies)
+    assert third.differing(second) == ["['large']"]
+    second.restore()
+    assert not held["large"].any()
 
 
 def test_what_the_next_pass_overwrites_is_noted() -> None:

@@ -17,7 +17,7 @@ from ..errors import PrivacyViolation
 from .draws import Draws
 from .draws_elsewhere import DrawsElsewhere
 from .kinds import PICKED, Drawn, Kind, Stand, classified
-from .state import State, Weights
+from .state import Copies, State, Weights
 
 #: Seed of the model's own generators in the first round: no other's.
 _OWN = 7_919
@@ -99,10 +99,15 @@ class Replays:
     scripts: dict[int, Script] = field(default_factory=dict)
     own_generators: bool = False
     _drawn: dict[int, list[Any]] = field(default_factory=dict)
+    _copies: Copies = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.weights = Weights(self.model)
         self._devices = sorted({p.device.index for p in self.model.parameters() if p.is_cuda})
+
+    def state(self) -> State:
+        """What model and loss hold now."""
+        return State.of(self.model, self.loss_fn, copies=self._copies)
 
     def loss(self, arguments: tuple[Any, ...]) -> Tensor:
         return self.loss_fn(self.model, *arguments)
@@ -131,7 +136,7 @@ class Replays:
         generators are as they were.
         """
         stand, script = Stand(tuple(samples), self.total, round_), self.scripts.get(round_)
-        state = State.of(self.model, self.loss_fn)
+        state = self.state()
         elsewhere = DrawsElsewhere(script and script.elsewhere, stand, self.asleep)
         state.reseed(_OWN + round_)
         before, own = state.positions, [g for g in state.generators if isinstance(g, torch.Generator)]
@@ -149,7 +154,7 @@ class Replays:
         states: list[State] = []
 
         def first(*_: Any) -> None:
-            states.append(State.of(self.model, self.loss_fn))
+            states.append(self.state())
 
         def last(*_: Any) -> None:
             states.pop().restore()
@@ -210,7 +215,7 @@ class Replays:
 
     def trace(self) -> Trace:
         """What there is now."""
-        return Trace(State.of(self.model, self.loss_fn), self.weights.look())
+        return Trace(self.state(), self.weights.look())
 
     @property
     def rounds(self) -> range:

@@ -69,7 +69,7 @@ def alone(replays: Replays, arguments: tuple[Any, ...], sample: int, groups: Par
     with replays.alike([sample]) as made:
         loss = replays.loss_of_one(arguments) * times
         grads = torch.autograd.grad(loss.sum(), list(params.values()), allow_unused=True)
-        left = State.of(replays.model, replays.loss_fn)
+        left = replays.state()
     found = {n: g.detach() for n, g in zip(params, grads, strict=True) if g is not None}
     norms = {
         m: sum(float(square_sums(found[n].unsqueeze(0))) for n in groups[m] if n in found) ** 0.5 for m in groups.names

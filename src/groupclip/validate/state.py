@@ -19,13 +19,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-#: Containers with more entries are put back, not looked into: data sets, vocabularies.
-_MANY = 10_000
+#: Of containers with more entries, the first and the last are looked at: data sets, vocabularies, banks of features.
+_MANY = 256
+
+#: Tensors with more numbers are copied once: what a loss function closes over may be a data set.
+_LARGE = 2**20
 
 #: What torch itself keeps in a module: hooks and settings.
 _OF_TORCH = frozenset(vars(nn.Module())) - {"_parameters", "_buffers", "_modules"}
 
 _NUMBERS = (bool, int, float, complex, str, bytes, type(None))
+
+
+#: id -> a large tensor, how often torch has seen it change, and its content then.
+Copies = dict[int, tuple[Tensor, int, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -50,10 +57,12 @@ class State:
     _undo: list[Callable[[], None]] = field(default_factory=list)
     _seen: set[int] = field(default_factory=set)
     _alive: list[Any] = field(default_factory=list)  # what is looked at must live, or its id may be another's
+    _copies: Copies = field(default_factory=dict)
 
     @classmethod
-    def of(cls, *roots: Any) -> State:
-        state = cls()
+    def of(cls, *roots: Any, copies: Copies | None = None) -> State:
+        """Walk over ``roots``; ``copies`` of large tensors, kept from walk to walk, are used again where torch counts no change."""
+        state = cls(_copies={} if copies is None else copies)
         for root in roots:
             state._walk(root, "", False)
         return state
@@ -115,11 +124,13 @@ class State:
             self._object(value, name)
 
     def _array(self, value: Any, name: str, saved: bool) -> None:
-        content = value.detach().clone() if isinstance(value, Tensor) else value.copy()
+        content = self._copied(value) if isinstance(value, Tensor) else value.copy()
         self.leaves[name] = Leaf(content, saved)
+        version = value._version if isinstance(value, Tensor) and not value.is_inference() else None
 
         def undo() -> None:
-            if _same(Leaf(value, saved), self.leaves[name]):
+            counted = isinstance(value, Tensor) and value.numel() >= _LARGE and not value.is_inference()
+            if value._version == version if counted else _same(Leaf(value, saved), Leaf(content, saved)):
                 return
             if isinstance(value, Tensor):
                 with torch.no_grad():
@@ -132,13 +143,22 @@ class State:
 
         self._undo.append(undo)
 
+    def _copied(self, value: Tensor) -> Tensor:
+        if value.numel() < _LARGE or value.is_inference():
+            return value.detach().clone()
+        held, version, content = self._copies.get(id(value), (None, -1, value))
+        if held is not value or version != value._version:
+            content = value.detach().clone()
+            self._copies[id(value)] = value, value._version, content
+        return content
+
     def _module(self, module: nn.Module, name: str) -> None:
         self._keep(module.__dict__)
         for attribute, value in module.__dict__.items():
             if attribute in _OF_TORCH:
                 if isinstance(value, (dict, set)):
                     self._keep(value)
-            elif attribute in ("_parameters", "_buffers", "_modules"):
+            elif attribute in ("_parameters", "_buffers", "_modules") and isinstance(value, dict):
                 self._keep(value)
                 for key, item in value.items():
                     saved = attribute == "_buffers" and key not in module._non_persistent_buffers_set
@@ -148,13 +168,12 @@ class State:
 
     def _container(self, value: Any, name: str) -> None:
         self._keep(value)
-        if len(value) > _MANY:
-            return
         if isinstance(value, set):  # which has no order
             self.leaves[name] = Leaf(frozenset(v for v in value if isinstance(v, _NUMBERS)), False)
             return
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        for key, item in list(items):
+        items = list(value.items() if isinstance(value, dict) else enumerate(value))
+        shown = items if len(items) <= _MANY else items[: _MANY // 2] + items[-_MANY // 2 :]
+        for key, item in shown:
             self._walk(item, f"{name}[{key!r}]" if isinstance(key, (int, str)) else f"{name}[..]", False)
 
     def _generator(self, value: Any) -> None:
@@ -196,7 +215,9 @@ class State:
 
     def _keep(self, value: Any) -> None:
         """Put back which objects a container holds: others may rely on the container itself."""
-        content = value.copy()
+        content: Any = (
+            dict(value) if isinstance(value, dict) else list(value) if isinstance(value, deque) else value.copy()
+        )
 
         def undo() -> None:
             if isinstance(value, (list, deque)):
@@ -254,6 +275,8 @@ def _same(x: Leaf | None, y: Leaf | None) -> bool:
     if x is None or y is None:
         return x is y
     a, b = x.value, y.value
+    if a is b:
+        return True
     if type(a) is not type(b):
         return False
     if isinstance(a, Tensor):
@@ -261,7 +284,7 @@ def _same(x: Leaf | None, y: Leaf | None) -> bool:
             return False
         if a.layout is not torch.strided:
             a, b = a.to_dense(), b.to_dense()
-        return a.is_meta or bool(torch.isclose(a, b, rtol=0, atol=0, equal_nan=True).all())
+        return a.is_meta or torch.equal(a, b) or bool(torch.isclose(a, b, rtol=0, atol=0, equal_nan=True).all())
     if isinstance(a, np.ndarray):
         return a.shape == b.shape and a.dtype == b.dtype and (a.tobytes() == b.tobytes())
     return a == b or (a != a and b != b)
