@@ -14,7 +14,7 @@ from .summary import Difference, Scores, table
 DATA = "cifar10"
 UNIFORM = ("all-layer", "uniform:2", "uniform:3", "block-wise", "layer-wise", "param-wise")
 NON_UNIFORM = ("boundaries:5", "planned:3")
-EQUAL_MEMORY = (("boundaries:5", "block-wise"), ("planned:3", "layer-wise"))
+EQUAL_MEMORY = (("boundaries:5", "block-wise"), ("planned:3", "layer-wise"), ("planned:3", "param-wise"))
 
 
 class Report:
@@ -125,6 +125,11 @@ class Report:
                         [f"{few} - {many}", size, show_bytes(self.peaks[size, few] or 0), show_bytes(self.peaks[size, many] or 0),
                          self.scores.of(**first), self.scores.of(**second), _marked(difference)]
                     )  # fmt: skip
+            terms = [(sign / len(self.sizes), self.cell(size, self.epsilons[0], style))
+                     for size in self.sizes for sign, style in ((1.0, few), (-1.0, many))]  # fmt: skip
+            mean = self.scores.contrast(terms, self.deviation)
+            if mean is not None:
+                rows.append([f"{few} - {many}", "mean of the models", "", "", "", "", _marked(mean)])
         return table(["styles", "model", "peak of first", "of second", "first, %", "second, %", "difference"], rows)
 
     def abadi(self) -> str:
