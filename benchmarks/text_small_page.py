@@ -28,7 +28,7 @@ PAGES = {
             "called_positive": "called positive, %",
         },
     ),
-    e2e.NAME: ("e2e", {"loss": "loss, nats a token", "perplexity": "perplexity", "bleu": "BLEU", "rouge_l": "ROUGE-L"}),
+    e2e.NAME: ("e2e", {"loss": "loss, nats a token", "bleu": "BLEU", "rouge_l": "ROUGE-L", "perplexity": "perplexity"}),
 }
 
 

@@ -45,9 +45,9 @@ def test_tables_have_means_and_deviations(results: list[Result]) -> None:
 
 
 def test_a_clear_gap_is_bold_and_none_is_claimed_of_single_runs(results: list[Result]) -> None:
-    assert "**+0.50 ± 0.01**" in Report(results, "e2e", METRICS).gaps()
+    assert "**+0.50 ± 0.01**" in Report(results, "e2e", METRICS).gaps("loss")
     single = [r for r in results if r.cell["seed"] == 0]
-    assert "+0.50 (one run each)" in Report(single, "e2e", METRICS).gaps()
+    assert "+0.50 (one run each)" in Report(single, "e2e", METRICS).gaps("loss")
 
 
 def test_cells_of_other_data_are_told_apart(results: list[Result]) -> None:

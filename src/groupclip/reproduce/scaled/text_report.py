@@ -19,7 +19,7 @@ class Report:
     Args:
         results: of any cells of the experiment.
         data: the cells that tables and the plot are of.
-        metrics: name -> title with its unit. The first one is plotted, and compared between styles.
+        metrics: name -> title with its unit. The first two are plotted.
     """
 
     def __init__(self, results: Sequence[Result], data: str, metrics: Mapping[str, str]) -> None:
@@ -27,20 +27,19 @@ class Report:
         self.scores = {name: Scores(self.results, name) for name in metrics}
         self.models = sorted({r.cell["model"] for r in self.results if r.cell["data"] == data})
         self.epsilons = sorted({r.cell["epsilon"] for r in self.results if r.cell["epsilon"] is not None})
-        self.main = next(iter(metrics))
         private = [r for r in self.results if r.cell["epsilon"] is not None and r.cell["data"] == data]
-        self.deviation = Scores(private, self.main).pooled()
+        self.deviations = {name: Scores(private, name).pooled() for name in metrics}
 
     def values(self) -> dict[str, str]:
         """Placeholder -> text."""
         return {
-            "GAPS": self.gaps(),
             "OTHERS": self.others(),
             "BEFORE": self.before(),
-            "DEVIATION": f"{self.deviation:.2f}",
             "RUNS": str(len(self.results)),
             "SECONDS": f"{sum(r.seconds for r in self.results):,.0f}",
             **{f"TABLE_{name}": self.metric(name) for name in self.metrics},
+            **{f"GAPS_{name}": self.gaps(name) for name in self.metrics},
+            **{f"DEVIATION_{name}": f"{self.deviations[name]:.2f}" for name in self.metrics},
         }
 
     def cell(self, model: str, epsilon: float | None, style: str, clip: str = "automatic") -> dict[str, Any]:
@@ -62,20 +61,20 @@ class Report:
                     rows.append([model, style, groups, *map(_said, found)])
         return table(["model", "style", "M", *(f"epsilon {e:g}" for e in self.epsilons)], rows)
 
-    def gaps(self) -> str:
-        """Differences between styles in the first metric, and how far the gap changes from one epsilon to the other."""
+    def gaps(self, name: str) -> str:
+        """Differences between styles in one metric: a row a model and style, a column an epsilon."""
         rows = []
         for model in self.models:
             for style in STYLES[1:]:
-                found = [self.gap(model, epsilon, style) for epsilon in self.epsilons]
+                found = [self.gap(name, model, epsilon, style) for epsilon in self.epsilons]
                 if any(found):
                     rows.append([model, f"{style} minus all-layer", *map(_marked, found)])
         return table(["model", "styles", *(f"epsilon {e:g}" for e in self.epsilons)], rows)
 
-    def gap(self, model: str, epsilon: float, style: str) -> Difference | None:
-        """The first metric of the style less that of one group."""
+    def gap(self, name: str, model: str, epsilon: float, style: str) -> Difference | None:
+        """The metric of the style less that of one group."""
         first, second = self.cell(model, epsilon, style), self.cell(model, epsilon, "all-layer")
-        return self.scores[self.main].difference(first, second, self.deviation)
+        return self.scores[name].difference(first, second, self.deviations[name])
 
     def others(self) -> str:
         """The cells that tables leave out: a row a cell, a column a metric."""
@@ -101,24 +100,28 @@ class Report:
         return table(["model", *self.metrics.values()], rows)
 
     def over_groups(self) -> str:
-        """The first metric over M: a panel a model, a line an epsilon; bars are standard deviations over repetitions."""
-        scores = self.scores[self.main]
-        with drawing(len(self.models), height=2.9) as (figure, panels):
-            for axes, model in zip(panels, self.models, strict=True):
-                for epsilon, colour in zip(reversed(self.epsilons), COLOURS, strict=False):
-                    cells = [self.cell(model, epsilon, style) for style in STYLES]
-                    found = [(scores.number_of_groups(**c), s) for c in cells if (s := scores.of(**c)) is not None]
-                    axes.errorbar(
-                        [groups for groups, _ in found], [s.mean for _, s in found],
-                        yerr=[s.deviation if len(s.values) > 1 else 0.0 for _, s in found],
-                        color=colour, marker="o", markersize=4, linewidth=1, capsize=2, label=f"epsilon {epsilon:g}",
-                    )  # fmt: skip
-                plain = scores.of(**self.cell(model, None, ""))
-                if plain is not None:
-                    axes.axhline(plain.mean, color=GREY, linestyle=":", linewidth=1, label="without privacy")
-                axes.set(title=model, xlabel="groups M", xscale="log", ylabel=self.metrics[self.main])
-                axes.legend(frameon=False, fontsize=8)
+        """The first two metrics over M: a line an epsilon; bars are standard deviations over repetitions."""
+        panels = [(model, name) for model in self.models for name in list(self.metrics)[:2]]
+        with drawing(len(panels), height=2.9) as (figure, drawn):
+            for axes, (model, name) in zip(drawn, panels, strict=True):
+                self._panel(axes, model, name)
+            drawn[-1].legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
             return svg(figure)
+
+    def _panel(self, axes: Any, model: str, name: str) -> None:
+        scores = self.scores[name]
+        for epsilon, colour in zip(reversed(self.epsilons), COLOURS, strict=False):
+            cells = [self.cell(model, epsilon, style) for style in STYLES]
+            found = [(scores.number_of_groups(**c), s) for c in cells if (s := scores.of(**c)) is not None]
+            axes.errorbar(
+                [groups for groups, _ in found], [s.mean for _, s in found],
+                yerr=[s.deviation if len(s.values) > 1 else 0.0 for _, s in found],
+                color=colour, marker="o", markersize=4, linewidth=1, capsize=2, label=f"epsilon {epsilon:g}",
+            )  # fmt: skip
+        plain = scores.of(**self.cell(model, None, ""))
+        if plain is not None:
+            axes.axhline(plain.mean, color=GREY, linestyle=":", linewidth=1, label="without privacy")
+        axes.set(title=model, xlabel="groups M", xscale="log", ylabel=self.metrics[name])
 
 
 def _said(score: Score | None) -> str:
