@@ -326,6 +326,9 @@ def test_a_reduced_loss_is_told_from_a_mean_over_tokens(reduction: str, dropout:
     def of_tokens(model: nn.Module, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
         return F.cross_entropy(model(x).transpose(1, 2), y.masked_fill(mask == 0, -100))
 
+    with torch.no_grad():
+        model[2].weight.mul_(0.03)  # losses nearly alike, as those of a language model that has learnt nothing
+
     with pytest.raises(ValueError, match=f"for these samples the {reduction} of their losses"):
         gc.check(model, of_samples, (x, y, mask), "layer-wise")
     with pytest.raises(gc.PrivacyViolation, match=r"neither the mean nor the sum .* Hugging Face's language models"):

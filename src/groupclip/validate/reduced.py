@@ -9,17 +9,17 @@ import torch
 from ..errors import PrivacyViolation
 from .replay import Replays, Script
 from .samples import Batch
-
-_TOLERANCE = 1e-3
+from .tolerance import Tolerance
 
 
 def what_is_wrong(replays: Replays, data: Batch) -> Exception:
     """The error to raise for a loss function that gives one number for a batch."""
     replays.scripts[0] = Script([], [], chance=False)  # draws are constants
     everyone = range(replays.total)
-    whole, *each = [_loss(replays, data, samples) for samples in (tuple(everyone), *((i,) for i in everyone))]
+    losses = [_loss(replays, data, samples) for samples in (tuple(everyone), *((i,) for i in everyone))]
+    (whole, *each), bound = [loss for loss, _ in losses], max(bound for _, bound in losses)
     for reduction, own in (("mean", sum(each) / len(each)), ("sum", sum(each))):
-        if math.isclose(whole, own, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE * max(map(abs, each))):
+        if math.isclose(whole, own, rel_tol=bound, abs_tol=bound * max(map(abs, each))):
             return ValueError(
                 f"loss_fn gave a single number, for these samples the {reduction} of their losses; it must give one loss per "
                 f"sample, [B]: use reduction='none'. (loss_reduction={reduction!r} of groupclip.attach would take it as it is)"
@@ -32,6 +32,9 @@ def what_is_wrong(replays: Replays, data: Batch) -> Exception:
     )
 
 
-def _loss(replays: Replays, data: Batch, samples: tuple[int, ...]) -> float:
-    with replays.alike(samples), torch.no_grad():
-        return float(replays.loss(data.pick(*samples)))
+def _loss(replays: Replays, data: Batch, samples: tuple[int, ...]) -> tuple[float, float]:
+    """The loss of some samples, and how far it may be off: in a mean over tokens of equal losses, weights hardly show."""
+    with replays.alike(samples) as made, torch.no_grad():
+        loss = replays.loss(data.pick(*samples))
+    dtype = torch.bfloat16 if made.draws.half else loss.dtype
+    return float(loss), Tolerance.of(dtype).same

@@ -232,7 +232,7 @@ def _require_one(loss: Any) -> None:
         raise PrivacyViolation(
             f"loss_fn gave losses of shape {tuple(loss.shape)} for a batch of one sample: it must be (1,). If the first "
             "dimension of an input is the sequence, transpose it so that the sample comes first; if each sample has "
-            "several losses, reduce them, e.g. losses.flatten(1).mean(1)"
+            "several losses, reduce them: losses.flatten(1).mean(1), or, of all tokens in a row, losses.view(B, -1).mean(1)"
         )
 
 
