@@ -401,3 +401,21 @@ def test_the_mode_is_left_after_an_error_in_the_model() -> None:
     assert torch._C._len_torch_function_stack() == depth == 0
     model.fails = False
     engine.backward(losses(model, (drawn(3, 5).float(),)))
+
+
+def test_a_computed_parameter_that_is_added_in_two_arrangements() -> None:
+    """With three samples the first sum lines up by its shape, too, with what lessons saw of the second alone."""
+
+    class Adds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.first, self.last = nn.Parameter(torch.ones(3, 1, 4)), nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            shifted = (1 + self.weight).tanh() + self.first(x).transpose(0, 1)  # [3, B, 4]
+            inner = self.last(shifted.tanh().transpose(0, 1))
+            return (1 + self.weight[:, 0]).tanh().expand(len(x), 3, 4) + inner
+
+    for size in (2, 3, 4, 6):
+        torch.manual_seed(0)
+        assert wrong(Adds(), [(drawn(4, 3, 4),), (drawn(size, 3, 4),)]) == [], size

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 from torch.func import vmap
 
-from .batch import instances_in, replaced
+from .batch import replaced
 from .layout import Axis
 
 if TYPE_CHECKING:
@@ -38,8 +38,7 @@ def meet(call: Call) -> Any:
     fitting = [p for p in call.privates if isinstance(p, PrivateTensor) and Axis.MAJOR.fits(p.shape, call.batch)]
     if not fitting or call.batch == 0 or call.in_place:
         raise NotSplit
-    plain = [t for t in instances_in((call.args, call.kwargs), Tensor) if not call.is_private(t)]
-    axes = [call.axis(t, i) for i, t in enumerate(plain)]
+    plain, axes = call.plain(), call.plain_axes()
     if any(axis is Axis.MIXED and t.requires_grad for axis, t in zip(axes, plain, strict=True)):
         raise NotSplit
     activations = [t for axis, t in zip(axes, plain, strict=True) if axis is Axis.MAJOR]
@@ -54,7 +53,7 @@ def carried(call: Call) -> Rows | None:
 
     batch = call.batch
     with_rows = [p for p in call.privates if isinstance(p, PrivateTensor) and p._derived.rows is not None]
-    plain = [t for t in instances_in((call.args, call.kwargs), Tensor) if not call.is_private(t)]
+    plain = call.plain()
     if batch == 0 or any(t.requires_grad for t in plain):
         return None
     constants = [t for t in plain if t.dim() > 1 and Axis.MAJOR.fits(t.shape, batch)]

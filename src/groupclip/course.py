@@ -102,7 +102,7 @@ class Course(TorchFunctionMode):
                 continue
             where = self._so_far()
             learnt = [
-                self._layouts.met((f"after use {self._uses}", (move.func, n), i, t.dim(), where), t)
+                self._layouts.met(("", (move.func, n, self._uses), i, t.dim(), where), t)
                 for i, t in enumerate((moved.source, moved.target))
             ]
             if self._layouts.learning:

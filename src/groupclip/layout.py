@@ -52,6 +52,7 @@ class Axis(enum.Enum):
 
 #: A place where a tensor meets a parameter: (parameter, operation, which operand, its number of dimensions, what led there). The
 #: last is None where no pass is followed: in a recomputation in the backward pass, or outside the model's own forward pass.
+#: Without a parameter: where an operation moves rows (:mod:`groupclip.course`).
 Place = tuple[str, Any, int, int, int | None]
 
 
@@ -133,7 +134,7 @@ class Layouts:
         """
         doubtful = [
             place for place, axis in self.known.items() for x, y in zip(met.get(place, ()), beside.get(place, ()), strict=False)
-            if axis in (Axis.MAJOR, Axis.MINOR, Axis.SECOND) and _rows(y, axis) * 2 != _rows(x, axis) * rows
+            if place[0] and axis in (Axis.MAJOR, Axis.MINOR, Axis.SECOND) and _rows(y, axis) * 2 != _rows(x, axis) * rows
         ]  # fmt: skip
         self.known |= dict.fromkeys(doubtful, Axis.MIXED)
         self._know_anywhere()

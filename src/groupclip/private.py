@@ -25,7 +25,7 @@ from .batch import instances_in, replaced, tensors_in
 from .derived import Derived, derive
 from .errors import CoverageError, UnsupportedOperation
 from .gate import Slot, Target, tap
-from .layout import Axis
+from .layout import Axis, Place
 from .lesson import computed_again_later
 from .persample.base import PerSample
 from .persample.pulled import Row
@@ -134,6 +134,8 @@ def _split(call: Call) -> Any:
     """The first way that keeps the samples of this operation apart."""
     from .rules.generic import run_by_sample  # here: rules import this module
 
+    if call.tape.layouts.learning:
+        call.show_operands()
     rule = RULES.get(call.func)
     if rule is not None and not call.complex:
         try:
@@ -214,14 +216,35 @@ class Call:
             return Axis.CONSTANT
         if id(operand) in self._samples_first:
             return Axis.MAJOR
-        first = self.privates[0]
-        slot = first._derived.roots[0].slot if isinstance(first, PrivateTensor) else first._slot
-        assert slot is not None
         from_batch = operand.requires_grad or self.tape.inputs.holds(operand)
-        where = (slot.name, self.func, place, operand.dim(), self.tape.led_here)
+        where = self._where(operand, place)
         axis = self.tape.layouts.axis(where, operand, self.batch, from_batch, shown=self.tape.shown)
         self._saw_batch |= self.tape.layouts.varies(where)
         return axis
+
+    def _where(self, operand: Tensor, place: int) -> Place:
+        first = self.privates[0]
+        slot = first._derived.roots[0].slot if isinstance(first, PrivateTensor) else first._slot
+        assert slot is not None
+        return slot.name, self.func, place, operand.dim(), self.tape.led_here
+
+    def plain(self) -> list[Tensor]:
+        """The operands that aren't private."""
+        return [t for t in instances_in((self.args, self.kwargs), Tensor) if not self.is_private(t)]
+
+    def plain_axes(self) -> list[Axis]:
+        """Where the samples are in each of them, for an operation that no rule splits."""
+        return [self.axis(t, _unruled(i, t)) for i, t in enumerate(self.plain())]
+
+    def show_operands(self) -> None:
+        """In a lesson: what is met by computed parameters, even if a rule never asks for it.
+
+        The same operation may be used several times, and other shapes send other uses past the rules: each must have been seen.
+        """
+        if any(isinstance(p, PrivateTensor) for p in self.privates):
+            for i, t in enumerate(self.plain()):
+                if t.dim() > 0 and id(t) not in self._samples_first:
+                    self.tape.layouts.met(self._where(t, _unruled(i, t)), t)
 
     def aligned_rows(self, operand: Private) -> Tensor:
         """A private operand with the same number of rows a sample, that the operation lines up with the batch, as activations."""
@@ -271,7 +294,7 @@ class Call:
 
     def seen(self, result: Any, way: str) -> Any:
         """Tell who observes the pass how this operation was split; gives ``result`` back."""
-        if self.tape.observer is not None:
+        if self.tape.observer is not None and not self.tape.layouts.learning:  # a lesson may assume wrongly
             names = [slot.name for p in self.privates for slot in slots(p)]
             self.tape.observer.used(names, self.name, way)
         return result
@@ -289,6 +312,11 @@ class Call:
     def derive(self) -> Any:
         """Run the operation on stand-ins of the parameters, and keep the graph for the way back."""
         return derive(self)
+
+
+def _unruled(n: int, operand: Tensor) -> int:
+    """The number of an operand where no rule gives it one: masks and activations in the same place are not the same."""
+    return 100 + 2 * n + operand.requires_grad
 
 
 def slots(operand: Private) -> list[Slot]:
