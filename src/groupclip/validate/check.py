@@ -3,9 +3,11 @@
 The truth is plain torch: the model on a batch of ONE sample, before it is attached. Against it are held
 
 - the losses: sample i's loss in a batch must be its loss alone, whichever other samples are there;
-- the clipped sums that the attached model gives on neighbouring batches: a sample added, removed, replaced by one with
-  a loss a million times as large: each must be the sum of the samples' own clipped gradients;
+- the clipped sums and norms that the attached model gives on neighbouring batches: a sample added, removed, replaced by one
+  with a loss a million times as large: each must be those of the samples' own gradients (:mod:`groupclip.validate.sums`);
 - a sample zeroed out, or with its inputs a million times as large, may move no group's sum by more than its threshold.
+
+Before that, passes on other samples show whether the model keeps anything of them (:mod:`groupclip.validate.memory`).
 """
 
 from __future__ import annotations
@@ -80,14 +82,15 @@ def check(
 ) -> CheckReport:
     """Whether ``model`` with this loss keeps samples apart, so that clipping bounds what each of them can do.
 
-    Run it before a long run. Dropout and other random draws of torch are held constant meanwhile. The model (weights,
-    gradients, buffers, mode) and the random number generators are left as they were.
+    Run it before a long run. Random draws are held still meanwhile (:mod:`groupclip.validate.draws`). The model (weights,
+    gradients, buffers, attributes, mode), what the loss closes over, and the random number generators are left as they were.
 
     Args:
         model: as it will be attached, in training mode.
         loss_fn: ``loss_fn(model, *batch) -> [B]`` losses, one a sample; called as ``loss_fn(model, batch)`` if the batch is
-            a mapping or a tensor.
-        batch: an example of at least ``samples`` (and 2) samples: dimension 0 of its first tensor.
+            a mapping, a dataclass or a tensor.
+        batch: an example of at least ``samples`` (and 2) samples: dimension 0 of its first tensor, and of whatever is as long;
+            see :class:`groupclip.validate.samples.Batch`.
         groups: a :class:`Partition` or a style, as for :func:`groupclip.attach`.
         samples: how many of them to use; the cost grows with it. A model that arranges small batches in another way than
             large ones needs as many as will be trained on.
@@ -97,10 +100,11 @@ def check(
         kept apart, and how norms are computed.
 
     Raises:
-        PrivacyViolation: samples aren't kept apart: names the module, or the loss, and what to do.
+        PrivacyViolation: samples aren't kept apart, or the model keeps statistics of them: names the module, the loss or the
+            buffer, and what to do.
         CoverageError, UnsupportedOperation, ValueError, TypeError: as :func:`groupclip.attach` and ``engine.backward``.
 
-    The check sees what these samples show. It proves nothing about data-dependent branches that they don't take.
+    The check sees what these samples and draws show. It proves nothing about branches that they don't take.
     """
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 2:
         raise ValueError(f"samples={samples!r}: at least 2 are needed to see whether they mix")
