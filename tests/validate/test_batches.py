@@ -131,7 +131,7 @@ def test_another_input_as_long_as_the_batch_is_named() -> None:
     bank = torch.randn(6, 4)
     for size in (6, 5):
         if size == 6:
-            with pytest.raises(gc.PrivacyViolation, match=r"inputs 1, 2 of the batch are taken for samples"):
+            with pytest.raises(gc.PrivacyViolation, match=r"keep apart if input 2 of the batch is of no sample"):
                 gc.check(model, loss, (X, Y, bank), "layer-wise")
         else:
             gc.check(model, loss, (X[:5], Y[:5], bank), "layer-wise")

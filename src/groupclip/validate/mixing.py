@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..batch import tensors_in
 from .replay import Replays
-from .samples import Batch, told
+from .samples import Batch, Path, told
 
 #: Relative to the largest entry: below it, a difference is rounding.
 _ROUNDING = 1e-6
@@ -35,10 +35,11 @@ def blame(replays: Replays, data: Batch, round_: int) -> str:
 
     name = first_mixing_module(replays.model, run, [data.pick(*order) for order in (everyone, *replaced)])
     more = _DRAWS * replays.own_generators
-    if len(data.doubtful) > 1:  # labels at least are of the samples
+    whole = _apart_if_whole(replays, data, round_)
+    if whole:
         more += (
-            f". (The {told(data.doubtful)} of the batch are taken for samples, for they are as long: if one isn't, pass an example "
-            "with another number of samples)"
+            f". (They keep apart if {told(whole)} of the batch is of no sample, though as long as it: if so, pass an example with "
+            "another number of samples)"
         )
     if name is None:
         return (
@@ -55,6 +56,29 @@ def blame(replays: Replays, data: Batch, round_: int) -> str:
         "batch; attention within a sample; no comparison between samples). If its input has the sequence first, the "
         "sample must come first instead, or batch_first=True" + more
     )
+
+
+def _apart_if_whole(replays: Replays, data: Batch, round_: int) -> list[Path]:
+    """The inputs that, if they were of no sample, would leave the losses of single samples apart."""
+    everyone = range(replays.total)
+
+    def apart(path: Path) -> bool:
+        read = Batch(data.given, data.shared | {path})
+        losses = []
+        for samples in (everyone, *((i,) for i in everyone)):
+            with replays.alike(samples, round_), torch.no_grad():
+                losses.append(replays.loss(read.pick(*samples)))
+        together, *alone = losses
+        return all(x.shape == (1,) for x in alone) and torch.allclose(together, torch.cat(alone), rtol=1e-4, atol=1e-6)
+
+    found = []
+    for path in data.doubtful:
+        try:
+            if apart(path):
+                found.append(path)
+        except Exception:  # it is of the samples: shapes don't fit
+            continue
+    return found
 
 
 #: So many samples are replaced, one at a time.
