@@ -37,15 +37,15 @@ def results() -> list[Result]:
 
 def test_tables_have_means_and_deviations(results: list[Result]) -> None:
     page = Report(results, "e2e", METRICS).values()
-    assert "| m | all-layer | 1 | 2.01 ± 0.01 |" in page["TABLE_loss"]
-    assert "| m | without privacy | - | 1.00 (one run) |" in page["TABLE_loss"]
+    assert "| m | all-layer | 1 | 2.010 ± 0.014 |" in page["TABLE_loss"]
+    assert "| m | without privacy | - | 1.000 (one run) |" in page["TABLE_loss"]
     assert "layer-wise" not in page["TABLE_loss"]
     assert "| m | 5.00 | 1.00 |" in page["BEFORE"]
     assert page["OTHERS"] == "None."
 
 
 def test_a_clear_gap_is_bold_and_none_is_claimed_of_single_runs(results: list[Result]) -> None:
-    assert "**+0.50 ± 0.01**" in Report(results, "e2e", METRICS).gaps("loss")
+    assert "**+0.500 ± 0.014**" in Report(results, "e2e", METRICS).gaps("loss")
     single = [r for r in results if r.cell["seed"] == 0]
     assert "+0.50 (one run each)" in Report(single, "e2e", METRICS).gaps("loss")
 
@@ -54,7 +54,7 @@ def test_cells_of_other_data_are_told_apart(results: list[Result]) -> None:
     other = _result("all-layer", 3.0, 0, 9.0, 1, data="other")
     report = Report([*results, other], "e2e", METRICS)
     assert "9.00" not in report.metric("loss")
-    assert "| m | other | all-layer | automatic | 1 | 3 | 9.00 (one run) | 90.00 (one run) |" in report.others()
+    assert "| m | other | all-layer | automatic | 1 | 3 | 9.000 (one run) | 90.00 (one run) |" in report.others()
 
 
 def test_the_plot_is_the_same_each_time(results: list[Result]) -> None:

@@ -29,6 +29,7 @@ class Report:
         self.epsilons = sorted({r.cell["epsilon"] for r in self.results if r.cell["epsilon"] is not None})
         private = [r for r in self.results if r.cell["epsilon"] is not None and r.cell["data"] == data]
         self.deviations = {name: Scores(private, name).pooled() for name in metrics}
+        self.digits = {name: 3 if deviation < 0.05 else 2 for name, deviation in self.deviations.items()}
 
     def values(self) -> dict[str, str]:
         """Placeholder -> text."""
@@ -39,7 +40,7 @@ class Report:
             "SECONDS": f"{sum(r.seconds for r in self.results):,.0f}",
             **{f"TABLE_{name}": self.metric(name) for name in self.metrics},
             **{f"GAPS_{name}": self.gaps(name) for name in self.metrics},
-            **{f"DEVIATION_{name}": f"{self.deviations[name]:.2f}" for name in self.metrics},
+            **{f"DEVIATION_{name}": f"{self.deviations[name]:.{self.digits[name]}f}" for name in self.metrics},
         }
 
     def cell(self, model: str, epsilon: float | None, style: str, clip: str = "automatic") -> dict[str, Any]:
@@ -52,13 +53,13 @@ class Report:
         scores, rows = self.scores[name], []
         for model in self.models:
             plain = scores.of(**self.cell(model, None, ""))
-            rows.append([model, "without privacy", "-", *([_said(plain)] * len(self.epsilons))])
+            rows.append([model, "without privacy", "-", *([_said(plain, self.digits[name])] * len(self.epsilons))])
             for style in STYLES:
                 cells = [self.cell(model, epsilon, style) for epsilon in self.epsilons]
                 found = [scores.of(**cell) for cell in cells]
                 if any(found):
                     groups = next(scores.number_of_groups(**c) for c, s in zip(cells, found, strict=True) if s)
-                    rows.append([model, style, groups, *map(_said, found)])
+                    rows.append([model, style, groups, *(_said(score, self.digits[name]) for score in found)])
         return table(["model", "style", "M", *(f"epsilon {e:g}" for e in self.epsilons)], rows)
 
     def gaps(self, name: str) -> str:
@@ -68,7 +69,13 @@ class Report:
             for style in STYLES[1:]:
                 found = [self.gap(name, model, epsilon, style) for epsilon in self.epsilons]
                 if any(found):
-                    rows.append([model, f"{style} minus all-layer", *map(_marked, found)])
+                    rows.append(
+                        [
+                            model,
+                            f"{style} minus all-layer",
+                            *(_marked(difference, self.digits[name]) for difference in found),
+                        ]
+                    )
         return table(["model", "styles", *(f"epsilon {e:g}" for e in self.epsilons)], rows)
 
     def gap(self, name: str, model: str, epsilon: float, style: str) -> Difference | None:
@@ -86,7 +93,7 @@ class Report:
         }
         rows = [
             [c["model"], c["data"], c["clipping"], c["clip"], groups, f"{c['epsilon']:g}",
-             *(_said(scores.of(**c)) for scores in self.scores.values())]
+             *(_said(scores.of(**c), self.digits[name]) for name, scores in self.scores.items())]
             for key, groups in sorted(cells.items(), key=str) for c in [dict(key)]
         ]  # fmt: skip
         if not rows:
@@ -124,18 +131,20 @@ class Report:
         axes.set(title=model, xlabel="groups M", xscale="log", ylabel=self.metrics[name])
 
 
-def _said(score: Score | None) -> str:
-    """Mean and standard deviation over repetitions, with two digits behind the point."""
+def _said(score: Score | None, digits: int) -> str:
+    """Mean and standard deviation over repetitions."""
     if score is None:
         return "not run"
-    return f"{score.mean:.2f} ± {score.deviation:.2f}" if len(score.values) > 1 else f"{score.mean:.2f} (one run)"
+    if len(score.values) == 1:
+        return f"{score.mean:.{digits}f} (one run)"
+    return f"{score.mean:.{digits}f} ± {score.deviation:.{digits}f}"
 
 
-def _marked(difference: Difference | None) -> str:
+def _marked(difference: Difference | None, digits: int) -> str:
     """Bold where it is more than two standard errors from 0."""
     if difference is None:
         return "not run"
     if math.isnan(difference.error):
-        return f"{difference.mean:+.2f} (one run each)"
-    text = f"{difference.mean:+.2f} ± {difference.error:.2f}"
+        return f"{difference.mean:+.{digits}f} (one run each)"
+    text = f"{difference.mean:+.{digits}f} ± {difference.error:.{digits}f}"
     return f"**{text}**" if difference.clear else text
