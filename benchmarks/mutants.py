@@ -74,7 +74,7 @@ def page(facts: dict[str, Any]) -> str:
         killed=sum(bool(r["killed_by"]) for r in facts["mutants"]),
         clean=len(facts["clean"]),
         table=table(["planted bug", "promise that it breaks", "first test that fails", "s"], rows),
-        files=", ".join(f"`{Path(name).stem}`" for name in STATISTICAL),
+        files=", ".join(dict.fromkeys(f"`{Path(name.split('::')[0]).stem}`" for name in STATISTICAL)),
         seeds=len(facts["seeds"]),
         alarms=sum(bool(r["killed_by"]) for r in facts["seeds"]),
         minutes=facts["seconds"]["mutants"] / 60,
@@ -92,15 +92,15 @@ can't be imported counts as no verdict, not as a kill.
 
 {table}
 
-Distributed training isn't there yet, so noise once a rank can't be planted; noise once a group is the same fault in one
-process.
+A private run on several processes is refused, so noise once a rank is planted twice: as that refusal left out, and as noise once
+a group, the same fault in one process.
 
 ## False alarms
 
 The statistical tests ({files}) have fixed keys and seeds, or fresh keys in every run. Under {seeds} other seeds (of every
 keyed stream, torch, NumPy and Hypothesis) **{alarms} runs failed**. Their must-reject twins are in the same files and were
-rejected under every seed. (Of the audit of a step the sound steps are run here, without its twins: an audit may miss an
-error.) Each file states its false-alarm rate.
+rejected under every seed. (Of the audit of a step the sound steps are run here; its twins state their power, 1 - 1e-6.) Each file
+states its false-alarm rate.
 
 ## Again
 

@@ -157,6 +157,12 @@ NOISE = (
         ),
     ),
     mutant(
+        "several processes accepted",
+        "noise is added once, whatever the number of groups or processes",
+        "tests/test_processes.py",
+        ("processes.py", "    if count > 1:\n", "    if False:\n"),
+    ),
+    mutant(
         "no noise where nothing took part",
         "a step tells nothing of which layers, or whether any samples, took part",
         "tests/test_engine_noise.py",
@@ -182,7 +188,7 @@ NOISE = (
         "tests/test_noise.py",
         (
             "keystream.py",
-            "piece[:] = self._cipher.update(memoryview(_ZEROS)[: len(piece)])",
+            "self._cipher.update_into(zeros[: len(piece)], piece)",
             'piece[:] = vars(self).setdefault("_first", self._cipher.update(_ZEROS))[: len(piece)]',
         ),
     ),
@@ -298,6 +304,12 @@ ACCOUNTING = (
         ("draws.py", "            return indices[chosen]", "            return indices[:most]"),
     ),
     mutant(
+        "filling that counts",
+        "what fills a padded batch up adds nothing",
+        "tests/test_draws.py",
+        ("sampling.py", "if acting > sum(", "if False and acting > sum("),
+    ),
+    mutant(
         "half a batch vouched for",
         "a statement says groupclip's sampling only for steps on whole batches of it",
         "tests/test_sampling_claims.py",
@@ -312,6 +324,28 @@ ACCOUNTING = (
         "a statement says groupclip's sampling only for steps on whole batches of it",
         "tests/test_engine_state.py",
         ("step.py", '"groupclip" if own else "user"', '"groupclip"'),
+    ),
+    mutant(
+        "sampling that nobody vouches for",
+        "no epsilon is claimed for batches that groupclip didn't draw, unless somebody vouches for them",
+        "tests/test_ledger.py",
+        ("ledger.py", 'if self._steps["user"] and not sampling_vouched_by_user:', "if False:"),
+    ),
+    mutant(
+        "a search for the price of a run",
+        "the best of several runs is paid for",
+        "tests/test_search.py",
+        (
+            "accounting.py",
+            "epsilon = float(rdp.compute_epsilon(orders, repeated, delta)[0])",
+            "epsilon = float(rdp.compute_epsilon(orders, divergences, delta)[0])",
+        ),
+    ),
+    mutant(
+        "guesses without the part of delta",
+        "an audit accuses a sound run as rarely as it says",
+        "tests/audit/test_audit_guesses.py",
+        ("auditing/guesses.py", "above + canaries * delta * tail / right", "above"),
     ),
     mutant(
         "less noise than planned stated",
@@ -380,12 +414,18 @@ RUNS = (
         ("engine.py", 'self._unsafe.add(" ".join(what.split()))', "pass"),
     ),
     mutant(
+        "a seed's noise forgotten by a resume",
+        "no epsilon is claimed for noise that can be subtracted",
+        "tests/test_engine_state.py",
+        ("engine.py", 'self._secure = self._secure and state["noise"]["secure"] is True', "pass"),
+    ),
+    mutant(
         "resume that forgets steps",
         "a step whose result may have been seen stays charged",
         "tests/run/test_run_resume.py",
         (
             "run/train.py",
-            "ledger, progress = _charge_lost(saved, min(read_journal(folder.journal), mechanism.steps))",
+            "ledger, progress = _charge_lost(saved, charged)",
             "ledger, progress = _charge_lost(saved, 0)",
         ),
     ),
