@@ -27,7 +27,7 @@ class Moved:
     Args:
         source, target: the tensors.
         route: ``route(s, t)``, for tensors of the shapes of source and target, gives two tensors of equal shape: the entries of
-            ``s`` that moved, and those of ``t`` that they went to; None if they can't be told.
+            ``s`` that moved, and those of ``t`` that they went to.
     """
 
     def __init__(

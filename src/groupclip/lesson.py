@@ -192,11 +192,9 @@ def _look_beside(
     batch = tensors[0].shape[0]
     rows = (0, 1, 0)[: 3 if batch == 2 else 2]
     for n in companions.unsettled(tensors):
-        beside = (
-            replace(passes, cut=passes.cut - {id(tensors[n])}).meet(layouts, rows)
-            if id(tensors[n]) in passes.cut
-            else None
-        )
+        if id(tensors[n]) not in passes.cut:
+            continue
+        beside = replace(passes, cut=passes.cut - {id(tensors[n])}).meet(layouts, rows)
         if beside is not None and layouts.doubt(met, beside, len(rows)):
             companions.doubt(n, batch)
 
