@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rounds import interleaved, one_pass
 from shapes import Made, gpt2, hf, hf_vit, llama, roberta, text, vit
 from torch import nn
 
 import groupclip as gc
+from groupclip.bench import interleaved, one_pass
 from groupclip.memory import Fact, Planner, measure
 from groupclip.memory.figures import draw_curves, draw_lines, draw_trade
 from groupclip.memory.planner import bell

@@ -16,10 +16,11 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from rounds import interleaved, one_pass
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from torch.nn.utils.rnn import pack_padded_sequence
+
+from groupclip.bench import interleaved, one_pass
 
 
 class Uses(nn.Module):

@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from rounds import interleaved, one_pass
 
+from groupclip.bench import interleaved, one_pass
 from groupclip.models import build_model
 
 STYLES = ("all-layer", "uniform:4", "block-wise", "layer-wise")

@@ -27,6 +27,7 @@ from torch import nn
 from ..settings import TrainSettings
 from ..workload import Workload
 from . import ScaledCell, ScaledExperiment
+from .before import scores_before
 from .e2e_data import E2E, collate, encode, read_e2e, read_table
 from .e2e_made import write_made
 from .e2e_pretraining import PUBLIC, Recipe, Shape, losses, pretrained
@@ -116,7 +117,7 @@ def build(scale: Scale, name: str, folders: Folders) -> Workload:
         "public": f"sentences of {', '.join(PUBLIC)}",
         "pretraining": dataclasses.asdict(scale.recipe),
         "shape": dataclasses.asdict(scale.shapes[name]),
-        "before": _before(evaluate, base, (name, folders)),
+        "before": scores_before(evaluate, base, (NAME, name, folders)),
         "parameters": sum(p.numel() for p in model.parameters()),
         "precision": "bfloat16 by autocast; norms, sums and noise in float32",
         "seed": "a repetition's number: private runs draw from the operating system",
@@ -139,16 +140,6 @@ def _pairs(rows: Sequence[tuple[str, list[str]]]) -> list[tuple[Any, str]]:
 @functools.cache
 def _public_model(shape: Shape, recipe: Recipe, folders: Folders) -> tuple[nn.Module, Any]:
     return pretrained(folders.data, folders.kept, shape, recipe)
-
-
-_seen: dict[Any, Mapping[str, float]] = {}
-
-
-def _before(evaluate: Any, model: nn.Module, key: Any) -> Mapping[str, float]:
-    """The scores of the pretrained model as it is; no choice depends on them."""
-    if key not in _seen:
-        _seen[key] = evaluate(model)
-    return _seen[key]
 
 
 def real_cells(data: Path, kept: Path) -> list[ScaledCell]:

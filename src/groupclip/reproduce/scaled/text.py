@@ -24,12 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from ...adaptive import Adaptive
 from ..settings import TrainSettings
 from ..workload import Workload
 from . import ScaledCell, ScaledExperiment
+from .before import scores_before
 from .text_data import SST2, Read, balanced, collate, encode, read_sst2
 from .text_made import tiny_bert, write_made
 from .text_model import Classifier, blocks_of, losses, minilm, read, read_once, scores, upper
@@ -129,7 +128,7 @@ def build(scale: Scale, folders: Folders, blocks: int, *, balance: bool) -> Work
         "unit": "one phrase",
         "test": f"the {len(dev)} sentences of GLUE's dev set",
         "public": f"all-MiniLM-L6-v2; every fourth text of {', '.join(PUBLIC)} standardises its features",
-        "before": _before(evaluate, model, (scale.model, blocks, folders)),
+        "before": scores_before(evaluate, model, (NAME, scale.model, blocks, folders)),
         "trained": f"upper {blocks} blocks and head",
         "trained_parameters": sum(p.numel() for p in model.parameters()),
         "precision": "bfloat16 by autocast; norms, sums and noise in float32",
@@ -157,16 +156,6 @@ def _prepared(scale: Scale, folders: Folders, blocks: int) -> tuple[Classifier, 
     private = read_once(file, model, encode(tokenizer, train), frozen)
     held_out = read(model, encode(tokenizer, dev), frozen)
     return upper(model, frozen), private, held_out
-
-
-_seen: dict[Any, Mapping[str, float]] = {}
-
-
-def _before(evaluate: Callable[[Any], dict[str, float]], model: nn.Module, key: Any) -> Mapping[str, float]:
-    """The scores before private training; no choice depends on them."""
-    if key not in _seen:
-        _seen[key] = evaluate(model)
-    return _seen[key]
 
 
 def real_cells(data: Path, kept: Path) -> list[ScaledCell]:
