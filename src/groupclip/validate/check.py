@@ -134,12 +134,9 @@ def _checked(replays: Replays, data: Batch, groups: Partition) -> CheckReport:
         whole = Batch(data.given, shared=frozenset(positions))
         try:
             report = _Check(replays, whole, groups).run()
-        except Exception:
-            if not isinstance(error, GroupClipError):
-                raise
-            report = None
-        if report is None:
-            raise
+        except Exception as second:
+            # A refusal tells more than whatever the model raises if what it needs as long as the batch is left whole.
+            raise (error if isinstance(error, GroupClipError) else second) from None
         note = f"{told(positions)} of the batch counts positions, and is of no sample: it was left whole"
         return dataclasses.replace(report, warnings=(*report.warnings, note))
 
