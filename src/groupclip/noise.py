@@ -67,7 +67,7 @@ class _StreamNoise:
         for piece in pieces(tensor, CHUNK):
             noise = workspace.draw(self._normals, piece.numel(), std).view(piece.shape)
             if piece.device.type == "cpu":
-                piece.add_(noise)  # type promotion: the sum is float64, cast last
+                workspace.add(noise, piece)
             else:
                 piece.add_(noise.to(torch.float32).to(piece.device))  # such devices may lack float64
 
@@ -159,6 +159,14 @@ class _Workspace:
         torch.cos(angle, out=normals[:pairs])
         torch.sin(angle, out=normals[pairs:])
         return normals.view(2, pairs).mul_(radius).view(-1)[:count]
+
+    def add(self, noise: Tensor, piece: Tensor) -> None:
+        """Adds what was drawn: the sum is formed in float64 and cast last.
+
+        As ``piece.add_(noise)`` does, which allocates a float64 copy of the piece: new pages every time, at the price of the noise.
+        """
+        total = self.uniforms[: piece.numel()].view(piece.shape)
+        piece.copy_(total.copy_(piece).add_(noise))
 
 
 def pieces(tensor: Tensor, limit: int) -> Iterator[Tensor]:
