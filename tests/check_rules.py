@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import groupclip as gc
+from groupclip.call import SLOW, VMAP
 from groupclip.engine import Engine
 from groupclip.norms import GRAM, INSTANTIATED
-from groupclip.private import SLOW, VMAP
 
 B = 3
 METHODS = [GRAM, INSTANTIATED]

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 import groupclip as gc
 from check_rules import Uses
-from groupclip.private import SLOW
+from groupclip.call import SLOW
 
 Batch = tuple[Any, ...]
 

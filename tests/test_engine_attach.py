@@ -11,7 +11,7 @@ from torch import nn
 import groupclip as gc
 from check_attached import ENTRY, Holder, attached, facts, plan
 from groupclip.errors import CoverageError, GroupClipError, PrivacyViolation
-from groupclip.private import PrivateParameter
+from groupclip.operands import PrivateParameter
 
 
 class Custom(nn.Parameter):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import groupclip as gc
 from check_attached import ENTRY, attached, train
 from groupclip.errors import CoverageError
-from groupclip.private import PrivateParameter
+from groupclip.operands import PrivateParameter
 from oracle import clipped_sum
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import groupclip as gc
 from check_attached import ENTRY, attached, plan, train
 from check_engine import CORE, ENTRIES, clipped_by_engine, faults, gradients, grouped
-from groupclip.private import PrivateTensor
+from groupclip.operands import PrivateTensor
 from oracle import clipped_sum
 
 

@@ -15,7 +15,7 @@ import groupclip as gc
 import oracle
 from check_engine import ENTRIES, Clipped, clipped_by_engine, faults, gradients, inexact, members
 from groupclip.errors import CoverageError, PrivacyViolation
-from groupclip.private import PrivateParameter
+from groupclip.operands import PrivateParameter
 
 CNN = ENTRIES["cnn-groupnorm"]
 

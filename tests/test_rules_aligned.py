@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from check_engine import inexact
 from check_rules import B, Calls, observed, randn
 from groupclip import aligned
-from groupclip.private import DERIVED, RULE, SLOW, VMAP, Call, NotSplit
+from groupclip.call import DERIVED, RULE, SLOW, VMAP, Call, NotSplit
 from groupclip.rules import generic
 from models import output_square
 from oracle import per_sample_gradients

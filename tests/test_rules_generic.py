@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from check_rules import B, Calls, observed, randn
-from groupclip.private import SLOW, VMAP
+from groupclip.call import SLOW, VMAP
 from groupclip.rules import generic
 from models import output_square
 from oracle import per_sample_gradients

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import groupclip as gc
 import oracle
 from check_engine import Clipped, faults, gradients, inexact, members
-from groupclip.private import PrivateTensor
+from groupclip.operands import PrivateTensor
 from models import output_square
 
 T, D = 4, 3  # sizes of batches below meet T, its divisors and its multiples

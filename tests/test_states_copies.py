@@ -16,7 +16,7 @@ import groupclip as gc
 from check_attached import ENTRY, attached, plan, train
 from check_engine import Batch, Clipped, clipped_by_engine, faults, gradients, grouped, inexact, members
 from groupclip.errors import CoverageError, PrivacyViolation, UnsupportedOperation
-from groupclip.private import PrivateParameter
+from groupclip.operands import PrivateParameter
 from oracle import clipped_sum
 
 REPLACED = r"'0\.weight' is trainable but in no group: it was unfrozen, added or replaced after attach"

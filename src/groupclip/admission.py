@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from .errors import CoverageError, GroupClipError, PrivacyViolation, UnsupportedOperation
 from .guard import holds_something
 from .mechanism import Mechanism
-from .private import PrivateParameter
+from .operands import PrivateParameter
 from .rules.normalisation import BATCH_STATISTICS, RUNNING_STATISTICS
 
 

@@ -20,11 +20,12 @@ from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 from torch.func import vmap
 
 from .batch import replaced
+from .call import Call, NotSplit
 from .layout import Axis
+from .operands import PrivateTensor
 
 if TYPE_CHECKING:
     from .derived import Rows
-    from .private import Call
 
 
 def meet(call: Call) -> Any:
@@ -33,8 +34,6 @@ def meet(call: Call) -> Any:
     Raises:
         NotSplit: none does, or it isn't certain where the activations' samples are.
     """
-    from .private import NotSplit, PrivateTensor
-
     fitting = [p for p in call.privates if isinstance(p, PrivateTensor) and Axis.MAJOR.fits(p.shape, call.batch)]
     if not fitting or call.batch == 0 or call.in_place:
         raise NotSplit
@@ -49,8 +48,6 @@ def meet(call: Call) -> Any:
 
 def carried(call: Call) -> Rows | None:
     """How to read the result of an operation on tensors with rows as activations: None if none has."""
-    from .private import NotSplit, PrivateTensor
-
     batch = call.batch
     with_rows = [p for p in call.privates if isinstance(p, PrivateTensor) and p._derived.rows is not None]
     plain = call.plain()

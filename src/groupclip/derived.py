@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,14 +12,13 @@ from torch import Tensor
 
 from .aligned import carried
 from .batch import replaced, tensors_in
+from .call import Call
 from .errors import UnsupportedOperation
 from .gate import Gate, Slot, Target
+from .operands import PrivateTensor
 from .persample.base import PerSample
 from .persample.pulled import Pulled
 from .tape import Tape
-
-if TYPE_CHECKING:
-    from .private import Call
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,8 +133,6 @@ def derive(call: Call, rows: Rows | None = None, picks: bool = False) -> Any:
 
 
 def _private(derived: Derived) -> Tensor:
-    from .private import PrivateTensor
-
     tensor = Tensor._make_subclass(PrivateTensor, derived.native.detach(), True)
     tensor._derived = derived
     names = ", ".join(root.slot.name for root in derived.roots)
@@ -151,8 +148,6 @@ def _private(derived: Derived) -> Tensor:
 
 
 def _roots(call: Call) -> tuple[Root, ...]:
-    from .private import PrivateTensor
-
     roots: dict[Slot, Root] = {}
     for private in call.privates:
         if isinstance(private, PrivateTensor):
@@ -168,8 +163,6 @@ def _roots(call: Call) -> tuple[Root, ...]:
 
 
 def _is_isometric(call: Call, picks: bool) -> bool:
-    from .private import PrivateTensor
-
     if len(call.privates) != 1:
         return False
     private = call.privates[0]
@@ -198,8 +191,6 @@ _POINTWISE: set[Any] = {
 
 
 def _pointwise_rows(call: Call) -> Rows | None:
-    from .private import PrivateTensor
-
     first, *others = call.args or (None,)
     if not isinstance(first, PrivateTensor) or call.func not in _POINTWISE:
         return None
@@ -210,8 +201,6 @@ def _pointwise_rows(call: Call) -> Rows | None:
 
 
 def _shadow(value: Any, leaves: dict[int, Tensor]) -> Any:
-    from .private import PrivateTensor
-
     if isinstance(value, PrivateTensor):
         return value._derived.shadow
     if isinstance(value, Tensor):

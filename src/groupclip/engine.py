@@ -20,6 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from . import rules as rules  # registers every rule
 from .admission import check_caller, check_coverage, check_loss_scale, check_losses, refuse_batch_statistics
+from .call import Call
 from .clipping import ClipFunction
 from .errors import CoverageError, GroupClipError, PrivacyViolation
 from .gate import Group, Slot
@@ -28,8 +29,8 @@ from .hardened import HardenedNoise
 from .ledger import Ledger
 from .mechanism import Mechanism
 from .noise import InsecureNoise, NoiseSource, SecureNoise
+from .operands import PrivateParameter, PrivateTensor
 from .partition import Partition
-from .private import Call, PrivateParameter, PrivateTensor
 from .rules.recurrent import note_order
 from .step import Bystanders, PrivateStep
 from .tape import LossReduction, Tape

@@ -18,7 +18,7 @@ from .groupnoise import GroupNoise
 from .guard import Left, called_by_scaler, holds_something, several_processes
 from .ledger import Ledger
 from .noise import NoiseSource
-from .private import PrivateParameter
+from .operands import PrivateParameter
 from .processes import check_alone
 from .sampling import check_filling, claim, drawn_so_far
 

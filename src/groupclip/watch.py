@@ -16,7 +16,7 @@ from .batch import tensors_in
 from .course import Course
 from .gate import Group
 from .lesson import Companions, learn
-from .private import PrivateParameter, PrivateTensor
+from .operands import PrivateParameter, PrivateTensor
 from .tape import Tape, in_backward
 
 #: A model whose control flow differs from pass to pass may meet new places for a while; after so many lessons, they become rare.

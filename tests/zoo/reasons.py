@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from groupclip.private import SLOW, VMAP
+from groupclip.call import SLOW, VMAP
 
 #: The operation is exact, and is replayed for all samples at once in the backward pass.
 REPLAYED = {
@@ -21,7 +21,6 @@ ONE_BY_ONE = {
     "mixture of experts": "each expert meets as many tokens as were sent to it, of whichever samples",
     "sorted samples": "in the middle the rows are in the order of their contents, not of the samples",
     "unpadded tokens": "samples of different lengths lie end to end",
-    "one parameter in both orders": "one parameter meets one operation with samples first, and with windows first",
     "two inputs in one stack": "in the first pass the second input may be a support set that is as long as the batch; a batch of "
     "another size settles it",
     "prompt, first state, tied": "the cell's first steps are the prompt, the same for all samples, its later steps are theirs",

@@ -11,10 +11,11 @@ import pathological
 import pytest
 import torch
 from judge import TOLERANCE, B, judge, judge_in_turn
-from reasons import why_no_blocks, why_without_rule
+from reasons import ONE_BY_ONE, why_no_blocks, why_without_rule
 from table import table
 
 import groupclip as gc
+from groupclip.call import SLOW
 from models import Entry
 
 pytest.importorskip("transformers")
@@ -112,3 +113,4 @@ def test_the_docs_are_made_of_the_figures_and_hold_every_model() -> None:
     assert (docs / "zoo.md").read_text() == table(report)
     assert list(dict.fromkeys(row["model"] for row in report["rows"])) == ALL
     assert {row["result"] for row in report["rows"]} == {"exact", "refused"}
+    assert set(ONE_BY_ONE) == {row["model"] for row in report["rows"] if any(SLOW in way for way in row.get("without_rule", ()))}

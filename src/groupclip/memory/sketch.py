@@ -23,7 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..batch import instances_in, replaced, tensors_in
 from ..errors import UnsupportedOperation
-from ..private import PrivateParameter, PrivateTensor, dispatch
+from ..operands import PrivateParameter, PrivateTensor
+from ..private import dispatch
 from ..tape import in_backward
 
 aten = torch.ops.aten

@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..call import Call, NotSplit
 from ..layout import Axis
 from ..persample.base import PerSample
 from ..persample.dense import Dense
-from ..private import RULES, Call, NotSplit
+from ..private import RULES
 from .broadcast import sum_to
 
 

@@ -8,11 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..call import Call, NotSplit
 from ..layout import Axis
 from ..persample.base import PerSample
 from ..persample.dense import Dense
 from ..persample.outer import Outer
-from ..private import RULES, Call, NotSplit
+from ..private import RULES
 from .shapes import autocast_to, by_position
 
 

@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..call import Call, NotSplit
 from ..layout import Axis
-from ..private import RULES, Call, NotSplit, dispatch
+from ..private import RULES, dispatch
 
 
 def multi_head_attention(

@@ -12,11 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..call import Call, NotSplit
 from ..gate import tap_in_place
 from ..layout import Axis
+from ..operands import targets
 from ..persample.base import PerSample
 from ..persample.dense import Dense
-from ..private import RULES, Call, NotSplit, Rule, targets
+from ..private import RULES, Rule
 
 #: From (gradient of the output, the other operand, this operand) to the gradient of this operand, entry by entry.
 _Slope = Callable[[Tensor, Any, Any], Tensor]

@@ -17,12 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..call import Call, NotSplit
 from ..layout import Axis
 from ..persample.base import PerSample
 from ..persample.convolution import Convolution, Geometry
 from ..persample.dense import Dense
 from ..persample.outer import Outer
-from ..private import Call, NotSplit, dispatch
+from ..private import dispatch
 from .shapes import autocast_to
 
 

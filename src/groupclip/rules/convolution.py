@@ -14,11 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..call import Call, NotSplit
 from ..layout import Axis
 from ..persample.base import PerSample
 from ..persample.convolution import Convolution, Geometry
 from ..persample.dense import Dense
-from ..private import RULES, Call, NotSplit, Rule
+from ..private import RULES, Rule
 from .shapes import autocast_to
 
 

@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..call import Call, NotSplit
 from ..layout import Axis
-from ..private import RULES, Call, NotSplit, dispatch
+from ..private import RULES, dispatch
 from .contraction import contraction
 
 

@@ -8,12 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..call import Call, NotSplit
 from ..derived import derive
 from ..errors import UnsupportedOperation
 from ..layout import Axis
 from ..persample.base import PerSample
 from ..persample.lookup import Lookup
-from ..private import RULES, Call, NotSplit
+from ..private import RULES
 
 
 def embedding(

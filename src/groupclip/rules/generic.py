@@ -17,10 +17,11 @@ from torch import Tensor
 from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 from torch.func import vjp, vmap
 
+from ..call import Call, NotSplit
 from ..layout import Axis
+from ..operands import PrivateParameter, PrivateTensor
 from ..persample.base import PerSample
 from ..persample.dense import Dense
-from ..private import Call, NotSplit, PrivateParameter, PrivateTensor
 
 _log = logging.getLogger("groupclip")
 _said: set[str] = set()

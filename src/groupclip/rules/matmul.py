@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..call import Call, NotSplit
 from ..layout import Axis
 from ..persample.base import PerSample
 from ..persample.outer import Outer
-from ..private import RULES, Call, NotSplit
+from ..private import RULES
 from .einsum import product
 from .shapes import autocast_to, by_position
 

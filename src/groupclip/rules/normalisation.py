@@ -13,11 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..call import Call, NotSplit
 from ..errors import PrivacyViolation
 from ..layout import Axis
 from ..persample.base import PerSample
 from ..persample.dense import Dense
-from ..private import RULES, Call, NotSplit
+from ..private import RULES
 
 
 def layer_norm(

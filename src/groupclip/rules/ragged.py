@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..call import Call, NotSplit
 from ..layout import Axis
-from ..private import Call, NotSplit
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ..call import Call, NotSplit
 from ..layout import Axis
 from ..persample.base import PerSample
 from ..persample.dense import Dense
 from ..persample.outer import Outer
-from ..private import RULES, Call, NotSplit, dispatch
+from ..private import RULES, dispatch
 from .ragged import Ragged
 from .recurrence import GATES, GRU, LSTM, RELU, TANH, Steps, Weights, attach_gradients
 

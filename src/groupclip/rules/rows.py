@@ -7,11 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..call import Call, NotSplit
 from ..derived import derive
 from ..layout import Axis
+from ..operands import PrivateTensor
 from ..persample.base import PerSample
 from ..persample.dense import Dense
-from ..private import RULES, Call, NotSplit, PrivateTensor
+from ..private import RULES
 from .broadcast import sum_to
 
 _REPEATS: set[Any] = {Tensor.repeat, torch.tile, Tensor.tile}
@@ -38,7 +40,7 @@ def expand(call: Call, self: Any, *args: Any, **kwargs: Any) -> Any:
         # The whole of it for each sample, one copy after another.
         return derive(call, lambda: call.tap([value], [], [self], book_copies)[0])
     if value.shape[0] != batch or not grew or repeats:
-        return call.derive()
+        return derive(call)
 
     def book(saved: Any, grads: Any) -> list[PerSample]:
         return [Dense(sum_to(grads[0], Axis.MAJOR, shape, batch))]

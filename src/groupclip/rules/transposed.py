@@ -12,10 +12,11 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..call import Call, NotSplit
 from ..layout import Axis
 from ..persample.base import PerSample
 from ..persample.convolution import Convolution, Geometry
-from ..private import RULES, Call, NotSplit, Rule
+from ..private import RULES, Rule
 from .convolution import bias_gradients, each
 from .shapes import autocast_to
 

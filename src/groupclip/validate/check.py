@@ -21,10 +21,10 @@ import torch
 from torch import nn
 
 from ..attaching import attach
+from ..call import SLOW, VMAP
 from ..clipping import Abadi
 from ..errors import GroupClipError, PrivacyViolation
 from ..partition import Partition, partition
-from ..private import SLOW, VMAP
 from .coverage import Coverage, ParameterUse, slow, table
 from .memory import notes_on_memory
 from .mixing import blame
