@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 from groupclip.reproduce.catalogue import Table, catalogue
@@ -21,7 +20,7 @@ from groupclip.reproduce.figures import figure_of
 from groupclip.reproduce.listing import small_command
 from groupclip.reproduce.pages import environments, experiments_in
 from groupclip.reproduce.printed import printed_settings
-from groupclip.reproduce.results import Result, load_all
+from groupclip.reproduce.results import Result, gather, gathered
 from groupclip.reproduce.scaled import ScaledExperiment, experiments
 from groupclip.reproduce.sigma import budgets
 from groupclip.reproduce.tables import Found, markdown, scaled_table, table_page
@@ -33,13 +32,11 @@ KEPT = DOCS / "reproduction"
 def keep(folder: Path) -> None:
     """Results of a folder as one file an experiment, one line a result."""
     for name in experiments_in(folder):
-        lines = [json.dumps(asdict(r), sort_keys=True, default=dict) for r in load_all(folder, name)]
-        (KEPT / f"{name}.json").write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
+        gather(folder, name, KEPT / f"{name}.json")
 
 
 def kept(name: str) -> list[Result]:
-    path = KEPT / f"{name}.json"
-    return [Result(**facts) for facts in json.loads(path.read_text(encoding="utf-8"))] if path.exists() else []
+    return gathered(KEPT / f"{name}.json")
 
 
 def settings() -> str:

@@ -7,13 +7,11 @@ With a folder of results (of ``groupclip reproduce sst2 --scale small --out FOLD
 
 from __future__ import annotations
 
-import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
-from groupclip.reproduce.pages import environments
-from groupclip.reproduce.results import Result, load_all
+from groupclip.reproduce.pages import environments, experiments_in
+from groupclip.reproduce.results import gather, gathered
 from groupclip.reproduce.scaled import e2e, text
 from groupclip.reproduce.scaled.text_report import Report
 
@@ -34,7 +32,7 @@ PAGES = {
 
 def write(name: str) -> None:
     data, metrics = PAGES[name]
-    results = [Result(**facts) for facts in json.loads((DOCS / f"{name}.json").read_text(encoding="utf-8"))]
+    results = gathered(DOCS / f"{name}.json")
     report = Report(results, data, metrics)
     words = (DOCS / f"{name}.in.md").read_text(encoding="utf-8")
     for key, value in {**report.values(), "HARDWARE": environments(results)}.items():
@@ -45,9 +43,8 @@ def write(name: str) -> None:
 
 def main() -> None:
     for name in PAGES:
-        if len(sys.argv) > 1 and (found := load_all(Path(sys.argv[1]), name)):
-            lines = [json.dumps(asdict(r), sort_keys=True, default=dict) for r in found]
-            (DOCS / f"{name}.json").write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
+        if len(sys.argv) > 1 and name in experiments_in(Path(sys.argv[1])):
+            gather(Path(sys.argv[1]), name, DOCS / f"{name}.json")
         if (DOCS / f"{name}.json").exists():
             write(name)
 

@@ -7,31 +7,24 @@ With a folder of results (of ``groupclip reproduce vision --scale small --out FO
 
 from __future__ import annotations
 
-import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 from groupclip.reproduce.pages import environments
-from groupclip.reproduce.results import Result, load_all
+from groupclip.reproduce.results import gather, gathered
 from groupclip.reproduce.scaled.vision_report import Report, learning_rates
 
 DOCS = Path(__file__).parent.parent / "docs" / "reproduction"
 NAME = "vision-small"
 
 
-def load(file: Path) -> list[Result]:
-    return [Result(**facts) for facts in json.loads(file.read_text(encoding="utf-8"))]
-
-
 def main() -> None:
     kept = DOCS / f"{NAME}.json"
     if len(sys.argv) > 1:
-        lines = [json.dumps(asdict(r), sort_keys=True, default=dict) for r in load_all(Path(sys.argv[1]), NAME)]
-        kept.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
-    results = load(kept)
+        gather(Path(sys.argv[1]), NAME, kept)
+    results = gathered(kept)
     report = Report(results)
-    search = learning_rates(load(DOCS / f"{NAME}-lr.json"))
+    search = learning_rates(gathered(DOCS / f"{NAME}-lr.json"))
     text = (DOCS / f"{NAME}.in.md").read_text(encoding="utf-8")
     for name, value in {**report.values(), "RATES": search, "HARDWARE": environments(results)}.items():
         text = text.replace(f"@{name}@", value)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from groupclip.reproduce.results import Result, ResultError, cell_file, find, load_all, save
+from groupclip.reproduce.results import Result, ResultError, cell_file, find, gather, gathered, load_all, save
 
 RESULT = Result(
     experiment="vision-small",
@@ -43,3 +43,12 @@ def test_a_broken_or_foreign_file_is_named(tmp_path):
     path.write_text("{")
     with pytest.raises(ResultError, match=r"is no result .* delete it"):
         find(tmp_path, "vision-small", RESULT.cell)
+
+def test_results_are_gathered_in_one_file_and_an_empty_folder_leaves_it(tmp_path):
+    save(tmp_path, RESULT)
+    file = tmp_path / "kept.json"
+    gather(tmp_path, "vision-small", file)
+    assert gathered(file) == [RESULT]
+    with pytest.raises(ResultError, match="no results of text-small: give the folder"):
+        gather(tmp_path, "text-small", file)
+    assert gathered(file) == [RESULT] and gathered(tmp_path / "none.json") == []

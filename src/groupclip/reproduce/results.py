@@ -82,3 +82,20 @@ def find(folder: Path, experiment: str, cell: Mapping[str, Any]) -> Result | Non
 def load_all(folder: Path, experiment: str) -> list[Result]:
     """Every result of an experiment, in the order of their file names."""
     return [load(path) for path in sorted((folder / experiment).glob("*.json"))]
+
+
+def gather(folder: Path, experiment: str, file: Path) -> None:
+    """Every result of an experiment into one JSON file, a line each; :func:`gathered` reads it.
+
+    Raises:
+        ResultError: the folder holds none, or a file that isn't one. ``file`` is left as it was.
+    """
+    lines = [json.dumps(asdict(r), sort_keys=True, default=dict) for r in load_all(folder, experiment)]
+    if not lines:
+        raise ResultError(f"{folder} holds no results of {experiment}: give the folder that was --out of its runs")
+    write_atomically(file, "[\n" + ",\n".join(lines) + "\n]\n")
+
+
+def gathered(file: Path) -> list[Result]:
+    """The results in a file of :func:`gather`; none if there is no such file."""
+    return [Result(**facts) for facts in json.loads(file.read_text(encoding="utf-8"))] if file.exists() else []
