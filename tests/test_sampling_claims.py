@@ -39,14 +39,15 @@ def test_a_step_on_a_whole_batch_is_groupclips_once():
         assert not claim(PLAN, 1, seen)
 
 
-def test_a_step_inside_the_inner_loop_counts_once_all_is_handed_out():
-    logical_batch = next(sampled(microbatch=10))
+def test_a_step_inside_the_inner_loop_spoils_the_batch():
+    run = sampled(microbatch=10)
     seen, claims = 0, []
-    for batch in logical_batch:
+    for batch in next(run):
         seen += len(batch)
-        claims.append(claim(PLAN, 1, seen))
+        claims.append(claim(PLAN, 1, len(batch)))
     assert len(claims) > 1  # of this key
-    assert claims == [False] * (len(claims) - 1) + [True]
+    assert not any(claims) and not claim(PLAN, 1, seen)
+    assert claim(PLAN, 1, sum(len(batch) for batch in next(run)))  # it was stepped on, so it wasn't left out
 
 
 @pytest.mark.parametrize("change", [-1, 1, 7])
@@ -92,15 +93,34 @@ def test_an_abandoned_run_is_forgotten():
 
 
 def test_an_exception_in_the_loop():
+    """Which batch runs out of memory depends on what is in it: leaving it out is a choice of batches, and is counted once."""
     run = sampled()
     seen = 0
     with pytest.raises(RuntimeError, match="out of memory"):
         for batch in next(run):
             seen += len(batch)
             raise RuntimeError("out of memory")
-    assert not claim(PLAN, 1, seen)
-    seen = sum(len(batch) for batch in next(run))  # the next step is whole again
-    assert claim(PLAN, 1, seen)
+    claims = [claim(PLAN, 1, sum(len(batch) for batch in next(run))) for _ in range(3)]
+    assert claims == [False, True, True]
+
+
+@pytest.mark.parametrize("left_out", [1, 3])
+def test_batches_that_are_left_out(left_out):
+    """A loop that skips batches, empty ones say, chooses its batches by what is in them."""
+    run = sampled()
+    claims = []
+    for step, logical_batch in enumerate(run):
+        seen = sum(len(batch) for batch in logical_batch)
+        if not 2 <= step < 2 + left_out:
+            claims.append(claim(PLAN, 1, seen))
+    assert claims == [True, True, False] + [True] * (PLAN.steps - 3 - left_out)
+
+
+def test_batches_before_an_engine_was_there_are_not_left_out():
+    run = sampled()
+    next(run), next(run)
+    since = sampling.drawn_so_far()
+    assert claim(PLAN, 1, sum(len(batch) for batch in next(run)), since)
 
 
 def test_a_data_set_that_fails_hands_nothing_out():

@@ -67,6 +67,43 @@ def test_zero_grad_gives_a_logical_batch_up(set_to_none: bool) -> None:
     optimizer.step()
 
 
+@pytest.mark.parametrize("where", ["before each", "after each", "discard"])
+def test_what_is_given_up_is_no_part_of_a_whole_batch(where: str, caplog: pytest.LogCaptureFixture) -> None:
+    """``zero_grad`` between micro-batches leaves the last of them, and which samples these are depends on all others."""
+    model, optimizer, engine = attached()
+    assert engine.ledger is not None
+    data = torch.utils.data.TensorDataset(*ENTRY.batch(engine.ledger.mechanism.dataset_size))
+    for step, logical in enumerate(gc.poisson_batches(data, engine.ledger.mechanism, microbatch=2)):
+        parts = list(logical)
+        for n, part in enumerate(parts):
+            if step > 0 and where == "before each":
+                optimizer.zero_grad()
+            engine.backward(ENTRY.losses(model, tuple(part)))
+            if step > 0 and where == "after each":
+                optimizer.zero_grad()
+            if step > 0 and where == "discard" and n + 1 < len(parts):
+                engine.discard()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step > 0 and len(parts) > 1:
+            break
+    assert engine.ledger.steps_by_sampler["user"] >= 1
+    assert caplog.text.count("was not on exactly one whole logical batch") == 1
+    with pytest.raises(PrivacyViolation, match="sampling_vouched_by_user=True"):
+        engine.epsilon(delta=1e-5)
+
+
+def test_one_gradient_cleared_and_others_not() -> None:
+    """One parameter's sum would be of the last micro-batch, and the others' of all."""
+    model, _, engine = attached()
+    engine.backward(ENTRY.losses(model, ENTRY.batch(4)))
+    next(iter(model.parameters())).grad = None
+    with pytest.raises(PrivacyViolation, match=r"p\.grad of '0\.weight' was cleared before the step.*zero_grad\(\) after"):
+        engine.backward(ENTRY.losses(model, ENTRY.batch(4)))
+    engine.discard()
+    engine.backward(ENTRY.losses(model, ENTRY.batch(4)))
+
+
 def test_zero_grad_frees_gradients_as_ever() -> None:
     """What the engine notes of them doesn't keep them."""
     model, optimizer, engine = attached()

@@ -65,9 +65,11 @@ class Ledger:
         """
         if self._steps["user"] and not sampling_vouched_by_user:
             raise PrivacyViolation(
-                f"{self._steps['user']} of {self.steps} steps were on batches that groupclip didn't draw, and epsilon holds for "
-                f"{self.mechanism.sampling} batches alone: shuffled ones, or of a fixed size, protect less. Draw them by "
-                "groupclip.logical_batches(dataset, mechanism). If they were drawn as the plan says, and you answer for that, pass "
+                f"{self._steps['user']} of {self.steps} steps were on batches that groupclip didn't draw, or not on exactly one "
+                f"whole batch of those it drew, in turn; and epsilon holds for {self.mechanism.sampling} batches alone: shuffled "
+                "ones, of a fixed size, or chosen by what is in them protect less. Draw them by groupclip.logical_batches(dataset, "
+                "mechanism), and take one step on each, also on an empty one. If they were drawn as the plan says, and you answer "
+                "for that, pass "
                 "sampling_vouched_by_user=True"
             )
         return self.mechanism.spent(delta=delta, steps=self.steps)

@@ -4,6 +4,7 @@ A Poisson batch varies in size, and may be empty: that is a step as well. The si
 add-or-remove adjacency it tells who is in), so nothing here prints or logs it.
 """
 
+import bisect
 import itertools
 import weakref
 from collections.abc import Hashable, Iterator, Sequence, Sized
@@ -115,6 +116,7 @@ class LogicalBatches:
             pieces = self._reader.plan(drawn(self.mechanism, key=key, step=step), key=key, step=step)
             # the local name keeps the batch alive for claim() until the next one is drawn
             batch = LogicalBatch(run, step, pieces, self._reader)
+            run.drawn.append(batch._number)
             del pieces
             yield batch
 
@@ -166,6 +168,19 @@ class _Run:
         self.mechanism = mechanism
         self.secret = secret
         self.newest_begun = -1
+        self.drawn: list[int] = []  # numbers of its batches, which rise
+        self._done: dict[int, int] = {}  # owner -> how many of them are behind it
+
+    def leaves_out(self, batch: "LogicalBatch", owner: int, since: int) -> bool:
+        """Whether batches before this one, drawn after ``since``, had no step of the owner."""
+        done = max(self._done.get(owner, 0), bisect.bisect_right(self.drawn, since))
+        return self._position(batch) > done
+
+    def done_with(self, batch: "LogicalBatch", owner: int) -> None:
+        self._done[owner] = max(self._done.get(owner, 0), self._position(batch) + 1)
+
+    def _position(self, batch: "LogicalBatch") -> int:
+        return bisect.bisect_left(self.drawn, batch._number)
 
 
 _live: "weakref.WeakSet[LogicalBatch]" = weakref.WeakSet()
@@ -182,15 +197,26 @@ def claim(mechanism: Mechanism, owner: int, samples: int, since: int = -1) -> bo
     batch?
 
     True if a logical batch of this mechanism, under a secret key, is in use, wholly handed out, of exactly ``samples`` samples,
-    and not yet claimed by ``owner``; it is claimed then. A batch that was drawn before ``since`` (when the owner was
-    attached) is of another engine's run. So a step on half a batch, on a batch plus other
-    samples, or a second step on one batch counts as the user's own sampling.
+    not yet claimed by ``owner``, and none before it was left out; it is claimed then. A batch that was drawn before ``since``
+    (when the owner was attached) is of another engine's run. So a step on half a batch, on a batch plus other
+    samples, a second step on one batch, or the first one after batches that had none (which ones may depend on what was in
+    them) counts as the user's own sampling.
     """
-    for batch in _candidates(mechanism, owner, samples, since):
-        if batch._run.secret:
-            batch._claimed_by.add(owner)
-            return True
-    return False
+    fitting = [b for b in _candidates(mechanism, owner, samples, since) if b._run.secret]
+    in_turn = next((b for b in fitting if not b._run.leaves_out(b, owner, since)), None)
+    if in_turn is not None:
+        used = [in_turn]
+    else:  # whatever this step was on, those under way are not left out by the next
+        used = [b for b in _live if b._begun and b._run.mechanism == mechanism and b._number > since]
+    for batch in used:
+        batch._claimed_by.add(owner)
+        batch._run.done_with(batch, owner)
+    return in_turn is not None
+
+
+def in_use(mechanism: Mechanism, since: int = -1) -> bool:
+    """Whether a logical batch of this mechanism, drawn under a secret key after ``since``, is in use."""
+    return any(b._run.secret and b._run.mechanism == mechanism and b._number > since for b in _live)
 
 
 def check_filling(mechanism: Mechanism, owner: int, samples: int, acting: int, since: int = -1) -> None:

@@ -180,8 +180,8 @@ class PrivacyRecord:
             found.append("the noise was made from a seed: it is reproducible, and can be subtracted again")
         if not self.sampling_is_ours and not self.sampling_vouched_by_user:
             found.append(
-                f"in {self.steps_by_sampler['user']:,} of {self.steps:,} steps groupclip didn't draw the batch, and nobody vouches "
-                f"for it that the sampling was {SAMPLINGS[self.mechanism.sampling]}"
+                f"in {self.steps_by_sampler['user']:,} of {self.steps:,} steps groupclip didn't draw the batch, or it wasn't taken "
+                f"whole and in turn, and nobody vouches for it that the sampling was {SAMPLINGS[self.mechanism.sampling]}"
             )
         return tuple(found)
 

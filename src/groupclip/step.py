@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -20,7 +21,9 @@ from .ledger import Ledger
 from .noise import NoiseSource
 from .operands import PrivateParameter
 from .processes import check_alone
-from .sampling import check_filling, claim, drawn_so_far
+from .sampling import check_filling, claim, drawn_so_far, in_use
+
+_log = logging.getLogger("groupclip")
 
 
 class PrivateStep:
@@ -43,7 +46,7 @@ class PrivateStep:
         self._show_plain, self._show_private = plain, private
         self._seen: Counter[str] = Counter()  # group -> samples since the last step: secret
         self._acting: Counter[str] = Counter()  # group -> those of them whose gradient isn't zero: secret
-        self._broken = False
+        self._broken = self._warned = False
         self._since = drawn_so_far()  # batches drawn before this engine are another's
 
     def saw(self, group: str, norms: Tensor) -> None:
@@ -76,6 +79,7 @@ class PrivateStep:
             raise PrivacyViolation(_BROKEN)
         self._check_fresh()
         self._check_untouched()
+        self._give_up_what_was_cleared()
         for slot, grad in self._gradients():
             if slot.left is not None and not slot.left.stands(grad):
                 slot.left = None  # cleared by zero_grad
@@ -118,13 +122,55 @@ class PrivateStep:
             self._check_fresh()
             self._check_untouched()
             self._ledger.check()
+            self._give_up_what_was_cleared()
             check_filling(self._ledger.mechanism, id(self), _most(self._seen), _most(self._acting), self._since)
             self._make_private(self._ledger.mechanism.expected_batch_size)
             own = claim(self._ledger.mechanism, id(self), _most(self._seen), self._since)
             self._ledger.record("groupclip" if own else "user")
+            if not own:
+                self._say_whose_sampling()
         self._seen.clear()
         self._acting.clear()
         self._show_plain()
+
+    def _give_up_what_was_cleared(self) -> None:
+        """``zero_grad`` before the step gives samples up: the noise is for whole batches, so what remains isn't one.
+
+        Raises:
+            PrivacyViolation: some of the gradients were cleared, and others hold the same samples still.
+        """
+        sums = [(slot, grad) for slot, grad in self._gradients() if slot.left is not None and not slot.left.released]
+        sums = [(slot, grad) for slot, grad in sums if slot.param.requires_grad]  # freezing takes the gradient away
+        cleared = [slot.name for slot, grad in sums if slot.left is not None and not slot.left.stands(grad)]
+        if not cleared or self._ledger is None:
+            return
+        if len(cleared) < len(sums):
+            raise PrivacyViolation(
+                f"p.grad of {_some(cleared)} was cleared before the step, and others hold the samples of this logical batch still. "
+                "Clear all of them by optimizer.zero_grad() after the step, or freeze a parameter with requires_grad_(False)"
+            )
+        self._seen.clear()
+        self._acting.clear()
+        self._amounts.discard()
+
+    def _say_whose_sampling(self) -> None:
+        """Once an engine, in its first such step: the statement would say it when all is spent."""
+        if self._ledger is None or self._warned:
+            return
+        self._warned = True
+        if in_use(self._ledger.mechanism, self._since):
+            _log.warning(
+                "a step was not on exactly one whole logical batch: samples of it were left out (a micro-batch skipped, or "
+                "zero_grad() between micro-batches, which belongs after the step), others or the same ones twice were there, it "
+                "had a step already, or batches before it had none (take a step on every one, empty ones too). It counts as "
+                "your own sampling, for which no epsilon is stated unless you answer for it by sampling_vouched_by_user=True"
+            )
+        else:
+            _log.warning(
+                "a step was on a batch that groupclip didn't draw. It counts as your own sampling, for which no epsilon is stated "
+                "unless you answer for it by sampling_vouched_by_user=True: draw batches by groupclip.logical_batches(dataset, "
+                "mechanism)"
+            )
 
     def _check_fresh(self) -> None:
         for slot, grad in self._gradients():
