@@ -1,10 +1,13 @@
 """The statement of every kind of plan says what that plan assumed."""
 
 import dataclasses
+import json
 import math
+import re
 
 import pytest
 
+from groupclip.cli.app import run
 from groupclip.errors import PrivacyViolation
 from groupclip.hardened import planned_for, rounding
 from groupclip.mechanism import Mechanism
@@ -58,7 +61,7 @@ def record(mechanism: Mechanism, **changed) -> PrivacyRecord:
         ),
     ],
 )
-def test_what_was_assumed_is_told(changed, words):
+def test_what_was_assumed_is_told(changed, words, capsys):
     mechanism = dataclasses.replace(PLAN, **changed)
     made = record(mechanism)
     for said in words:
@@ -67,6 +70,11 @@ def test_what_was_assumed_is_told(changed, words):
     assert facts["epsilon"] == mechanism.epsilon(delta=1e-5) and facts["adjacency"] == mechanism.adjacency
     assert (facts["epsilon_exact"] is not None) == (mechanism.sampling == "full-batch")
     assert mechanism.adjacency in model_card(made)
+    assert f"One {mechanism.unit} adds at most" in model_card(made) and "| software | groupclip " in model_card(made)
+    command = re.search("Again: groupclip (epsilon .*)", made.text())
+    assert command is not None
+    assert run([*command.group(1).split(), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["epsilon"] == facts["epsilon"]
 
 
 def test_batches_of_the_users_own():

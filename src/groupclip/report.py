@@ -111,15 +111,17 @@ def _norms(run: RunReport) -> str:
     return plots.noisy_norms(curves, expected)
 
 
+def told_lost(lost: Sequence[tuple[int, int]]) -> str:
+    """What crashes cost, in words."""
+    ranges = ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in lost)
+    return (
+        f"The run was interrupted by a crash: the updates of steps {ranges} were lost, but they are charged, since their noisy "
+        "results may have been seen"
+    )
+
+
 def _lost(run: RunReport) -> list[str]:
-    if not run.lost:
-        return []
-    ranges = ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in run.lost)
-    return [
-        f"<p>The run was interrupted by a crash: the updates of steps {ranges} were lost, but they are "
-        "charged, since "
-        f"their noisy results may have been seen. The weights took {run.updates} updates.</p>"
-    ]
+    return [f"<p>{told_lost(run.lost)}. The weights took {run.updates} updates.</p>"] if run.lost else []
 
 
 def _is_lost(run: RunReport, step: int) -> bool:

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import Any
 
 from groupclip import accounting
@@ -232,6 +233,7 @@ class PrivacyRecord:
             "noise_source": self.foreign_noise or "groupclip",
             "unsafe_statistics": list(self.unsafe_statistics),
             "hardened_against_floating_point_attacks": self.rounding > 0,
+            "software": software(),
             "plan_hash": self.mechanism.plan_hash,
         }
 
@@ -240,6 +242,11 @@ class PrivacyRecord:
         from groupclip.wording import paragraphs
 
         return "\n\n".join(f"{heading}. {words}" for heading, words in paragraphs(self))
+
+
+def software() -> dict[str, str]:
+    """Versions of what the guarantee rests on."""
+    return {name: version(name) for name in ("groupclip", "torch", "dp-accounting")}
 
 
 def model_card(
@@ -274,8 +281,8 @@ def model_card(
         f"| {_cell(name)} | {bound:.6g} | {record.noise_std[name]:.6g} |" for name, bound in record.thresholds.items()
     )
     parts.append(
-        "One sample adds at most the threshold to the summed gradient of a group (l2 norm); every coordinate of that "
-        "sum gets Gaussian noise of the standard deviation beside it.\n\n"
+        f"One {record.mechanism.unit} adds at most the threshold to the summed gradient of a group (l2 norm); every coordinate of "
+        "that sum gets Gaussian noise of the standard deviation beside it.\n\n"
         f"| group | threshold R_m | noise std |\n| --- | --- | --- |\n{groups}"
     )
     for heading, words in (sections or {}).items():

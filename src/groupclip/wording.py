@@ -3,7 +3,7 @@
 import math
 
 from groupclip import accounting
-from groupclip.statement import MECHANISMS, SAMPLINGS, PrivacyRecord
+from groupclip.statement import MECHANISMS, SAMPLINGS, PrivacyRecord, software
 
 _ADJACENCY = {
     "add-or-remove-one": "adding or removing that one {unit}",
@@ -62,7 +62,7 @@ def facts(record: PrivacyRecord) -> list[tuple[str, str]]:
         ("noise multiplier", f"{mechanism.noise_multiplier:.6g}"),
         ("clip function", record.clip),
         ("groups", f"{len(record.thresholds)} ({record.partition_style})"),
-        ("one sample adds to the sum", f"at most {math.hypot(*record.thresholds.values()):.6g} (l2 norm)"),
+        (f"one {mechanism.unit} adds to the sum", f"at most {math.hypot(*record.thresholds.values()):.6g} (l2 norm)"),
         ("the sum is divided by", f"the expected batch size, {mechanism.expected_batch_size:,}"),
         ("losses assumed", f"each of one {mechanism.unit} alone"),
         ("sampling assumed", SAMPLINGS[mechanism.sampling]),
@@ -74,6 +74,7 @@ def facts(record: PrivacyRecord) -> list[tuple[str, str]]:
         ("un-noised statistics looked at", ", ".join(record.unsafe_statistics) or "none"),
         ("hardened against floating-point attacks", "no" if not record.rounding else "the noise is"),
         ("also released, noise multiplier", _others(record) or "nothing"),
+        ("software", ", ".join(f"{name} {version}" for name, version in software().items())),
         ("plan (SHA-256)", mechanism.plan_hash),
     ]
 
@@ -156,16 +157,18 @@ def _method(record: PrivacyRecord) -> str:
     unit = mechanism.unit
     groups = f"{count} {'group' if count == 1 else 'groups'} of parameters ({record.partition_style})"
     total = math.hypot(*record.thresholds.values())
+    twice = ", and another in its place moves it by at most twice that" if mechanism.adjacency == "replace-one" else ""
     noise = "Gaussian noise was added to the sum" if mechanism.noise_multiplier else "No noise was added to the sum"
     return (
         f"In each step the gradient of every {unit} was clipped ({record.clip}) in {groups}, so that one {unit} adds "
-        f"at most {total:.6g} in all to the sum. {noise} (noise multiplier {mechanism.noise_multiplier:.6g}), which "
+        f"at most {total:.6g} in all to the sum{twice}. {noise} (noise multiplier {mechanism.noise_multiplier:.6g}), which "
         f"was then divided by the expected batch size, {mechanism.expected_batch_size:,}. {record.steps:,} of "
         f"{mechanism.steps:,} planned steps were taken. The record beside this statement gives the threshold and "
         f"the noise of every group. All this rests on losses of single {unit}s, as they were given: the loss of one mustn't depend "
         f"on another {unit} of its batch."
         + (
-            f" Released as well in every step, and paid for in the same figure: {_others(record)}."
+            f" Released as well in every step, and paid for in the same figure: {_others(record)}. They move the thresholds, and "
+            "the noise with them, after every step; the record has the last ones."
             if record.other_releases
             else ""
         )
@@ -233,13 +236,24 @@ def _accounting(record: PrivacyRecord) -> str:
         if value is not None
     ]
     choice = " (both are upper bounds; the smaller is stated)" if len(given) == 2 else ""
-    note = f" Note: {spent.note}." if spent.note else ""
+    note = (f" Note: {spent.note}." if spent.note else "") + f" Again: {_command(record)}"
     if spent.accountant == "exact":
         return (
             f"Full batches are one Gaussian mechanism, whose epsilon is known exactly (Balle and Wang 2018), by dp-accounting "
             f"{accounting.version()}: {', '.join(given)}{choice}.{note}"
         )
     return f"By the {spent.accountant} accountant of dp-accounting {accounting.version()}: {', '.join(given)}{choice}.{note}"
+
+
+def _command(record: PrivacyRecord) -> str:
+    """What computes the figure again."""
+    plan = record.mechanism
+    cap = f" --max-batch-size {plan.max_batch_size}" if plan.sampling == "truncated-poisson" else ""
+    return (
+        f"groupclip epsilon --dataset-size {plan.dataset_size} --batch-size {plan.expected_batch_size!r} --steps {record.steps} "
+        f"--noise-multiplier {plan.noise_multiplier!r} --delta {record.delta!r} --sampling {plan.sampling}{cap} "
+        f"--adjacency {plan.adjacency} --unit {plan.unit}"
+    )
 
 
 def _covered(record: PrivacyRecord) -> str:

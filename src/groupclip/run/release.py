@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..report import RunReport, html_report
+from ..report import RunReport, html_report, told_lost
 from ..statement import PrivacyRecord, model_card
 from ..tasks import Task
 from ..wording import paragraphs
@@ -64,6 +64,11 @@ def _card(
     if progress.pretraining is not None:
         origin = "trained after public pretraining on drawn letters"
         sections["Public pretraining"] = "\n".join(f"- {k}: {v}" for k, v in progress.pretraining.items())
+    if progress.lost:
+        sections["Interruptions"] = (
+            f"{told_lost(progress.lost)}. The weights took {progress.updates:,} updates of the {record.steps:,} steps that are "
+            "counted."
+        )
     if evaluation is not None:
         sections["Evaluation"] = (
             f"Accuracy {evaluation.test_accuracy:.1%} on {len(task.test):,} held-out records, which the guarantee doesn't "
