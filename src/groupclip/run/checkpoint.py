@@ -28,7 +28,7 @@ class Progress:
     """What a run has done besides its weights.
 
     updates: steps that the weights really took (fewer than the ledger counts after a crash).
-    lost: (first, last) charged steps whose updates were lost in crashes.
+    lost: (first, last) charged steps whose updates were lost: in crashes, or by an older copy of the checkpoint.
     pretraining: facts about the public pretraining; None before it, or without.
     """
 

@@ -61,8 +61,20 @@ class Lines:
         if self._durable:
             os.fsync(self._descriptor)
 
+    def in_place(self) -> bool:
+        """Whether what is written goes to the file that others read under this name."""
+        return is_file_of(self.path, self._descriptor)
+
     def close(self) -> None:
         os.close(self._descriptor)
+
+
+def is_file_of(path: Path, descriptor: int) -> bool:
+    """Whether ``path`` still names what was opened: not after it was deleted, replaced or moved."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ import shutil
 from pathlib import Path
 
 from .errors import ConfigError
+from .files import is_file_of
 
 
 class RunFolder:
@@ -29,6 +30,8 @@ class RunFolder:
         self.checkpoint = self.resume / "checkpoint.safetensors"
         self.journal = self.resume / "ledger.jsonl"
         self._lock = _Lock(root / ".lock")
+        self._resume_lock: _Lock | None = None
+        self.closed = False
 
     def resume_command(self) -> str:
         return f"groupclip train --resume {self.root}"
@@ -38,7 +41,20 @@ class RunFolder:
         self.checkpoint.unlink(missing_ok=True)
         shutil.rmtree(self.resume)
 
+    def hold_resume(self) -> None:
+        """Lock the folder of the journal too: whoever deletes ``.lock``, which looks stale, lets no second process in.
+
+        Raises:
+            ConfigError: another process holds it.
+            OSError: there is no such folder.
+        """
+        self._resume_lock = _Lock(self.resume)
+
     def close(self) -> None:
+        """Give the locks up. Nothing may be trained here after that, until the folder is locked again."""
+        self.closed = True
+        if self._resume_lock is not None:
+            self._resume_lock.release()
         self._lock.release()
 
 
@@ -69,6 +85,7 @@ def new_folder(root: Path) -> RunFolder:
         folder.close()
         refuse_used(root)
     folder.resume.mkdir(mode=0o700)
+    _hold_resume(folder)
     return folder
 
 
@@ -83,31 +100,50 @@ def existing_folder(root: Path) -> RunFolder:
             )
         raise ConfigError(f"{root} holds no checkpoint (resume/checkpoint.safetensors): start a run with another --out")
     try:
-        return RunFolder(root)
+        folder = RunFolder(root)
+        _hold_resume(folder)
+        return folder
     except OSError as error:
         raise ConfigError(f"{root} can't be written ({error.strerror}): it must be, to go on") from error
 
 
+def _hold_resume(folder: RunFolder) -> None:
+    try:
+        folder.hold_resume()
+    except BaseException:
+        folder.close()
+        raise
+
+
 class _Lock:
-    """An flock on a file; the system drops it when the process ends, however that happens. POSIX only."""
+    """An flock on a file, which it makes, or on a folder; the system drops it when the process ends, however that happens.
+
+    POSIX only. A file system that can't lock folders (some network ones) leaves them without; there the files do it.
+    """
 
     def __init__(self, path: Path) -> None:
         import fcntl
 
-        self._path = path
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        self._path, self._folder = path, path.is_dir()
+        self._descriptor = os.open(path, os.O_RDONLY if self._folder else os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not path.exists() or os.stat(path).st_ino != os.fstat(self._descriptor).st_ino:
+            if not is_file_of(path, self._descriptor):
                 raise BlockingIOError  # its holder was just removing it
         except BlockingIOError:
             os.close(self._descriptor)
             raise ConfigError(
                 f"another process is training in {path.parent}: wait for it, or choose another --out"
             ) from None
+        except OSError:
+            if not self._folder:
+                os.close(self._descriptor)
+                raise
 
     def release(self) -> None:
-        self._path.unlink(missing_ok=True)  # before the lock is dropped, so that nobody's new file is removed
+        # before the lock is dropped, so that nobody's new file is removed
+        if not self._folder and is_file_of(self._path, self._descriptor):
+            self._path.unlink(missing_ok=True)
         os.close(self._descriptor)
 
 

@@ -4,11 +4,15 @@ What was released when a process dies between two checkpoints? Everything that l
 ``metrics.jsonl``, what stood on the terminal. All of it is made from noisy gradients of steps that the last
 checkpoint doesn't count. So before a step draws its batch, one line is appended here and synced. On resume
 
-    charged = the larger of the steps in the checkpoint and the steps in this journal,
+    charged = the largest of the steps in the checkpoint, in this journal and in metrics.jsonl,
 
 and training goes on from the checkpoint's weights with ``planned - charged`` steps. The steps between the
 checkpoint and the crash stay charged although their updates are lost: doing them again would be further uses
 of the data, on fresh batches with fresh noise, and they'd have to be paid for a second time.
+
+(``metrics.jsonl`` knows more than the other two only where ``resume/`` was restored from an older copy: its rows
+left the process all the same. A copy of the whole folder, rows included, knows nothing of later steps: whoever
+goes on from one has to count both runs.)
 
 So the count is never too low (a step that was charged and killed before its noise was drawn counts as well),
 a run that is killed ends at the very ledger that it would have reached undisturbed, namely the plan, only
@@ -22,6 +26,7 @@ import json
 from pathlib import Path
 
 from ..errors import PrivacyViolation
+from .errors import RunFailed
 from .files import SECRET, Lines, write_atomically
 
 
@@ -34,10 +39,25 @@ class Journal:
         self.charged = charged
 
     def charge(self) -> int:
-        """Charge one more step, durably, and return its number, from 1. After an OSError: don't take it."""
+        """Charge one more step, durably, and return its number, from 1. After an error: don't take it.
+
+        Raises:
+            OSError: the disk doesn't take it.
+            RunFailed: the journal was deleted or replaced meanwhile, so that whoever goes on wouldn't count this step.
+        """
         self.charged += 1
         self._lines.append(_line(self.charged))
+        if not self.in_place():
+            raise RunFailed(
+                f"{self._lines.path} isn't the file any more that this run writes: it was deleted or replaced, or another "
+                f"process goes on with the run. Step {self.charged} wasn't taken, and no checkpoint was written. See that no "
+                "other process trains in this folder and that resume/ is complete, then go on with --resume"
+            )
         return self.charged
+
+    def in_place(self) -> bool:
+        """Whether the file is still the one that a resumed run would read."""
+        return self._lines.in_place()
 
     def close(self) -> None:
         self._lines.close()

@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from ..errors import GroupClipError
+from ..errors import GroupClipError, PrivacyViolation
 from ..sampling import LogicalBatch, LogicalBatches, logical_batches
 from ..tasks import Task
 from . import checkpoint
@@ -18,7 +18,7 @@ from .errors import RunFailed, RunInterrupted
 from .evaluate import Evaluation, evaluate
 from .files import PUBLIC, Lines, said_plainly
 from .folder import RunFolder
-from .journal import Journal
+from .journal import Journal, read_journal
 from .losses import unit_losses
 from .metrics import EpsilonCurve, noisy_norms, row_text
 from .observer import Observer
@@ -52,10 +52,12 @@ class Loop:
         Raises:
             RunInterrupted: the observer asked to stop; a checkpoint holds the last step.
             RunFailed: a full disk, an unreadable sample ...; a checkpoint was written if that was possible.
+            PrivacyViolation: the journal counts steps that this run doesn't, or is gone or damaged.
         """
         going_on = f"go on with: {self.folder.resume_command()}"
         steps = self.trainer.mechanism.steps
         with said_plainly("opening the run's files", going_on):
+            self._refuse_overtaken()
             journal = Journal(self.folder.journal, self.ledger.steps)
             metrics = Lines(self.folder.metrics, mode=PUBLIC, durable=False)
         batches = self._batches()
@@ -77,7 +79,8 @@ class Loop:
         except RunInterrupted:
             raise
         except Exception as error:
-            self._rescue()
+            if journal.in_place():  # or else the checkpoint is another's
+                self._rescue()
             if isinstance(error, RunFailed):
                 raise
             kind = "" if isinstance(error, (GroupClipError, ValueError)) else f"{type(error).__name__}: "
@@ -85,6 +88,15 @@ class Loop:
         finally:
             journal.close()
             metrics.close()
+
+    def _refuse_overtaken(self) -> None:
+        """Raise PrivacyViolation if another process charged steps since this run read the journal."""
+        charged = min(read_journal(self.folder.journal), self.trainer.mechanism.steps)
+        if charged > self.ledger.steps:
+            raise PrivacyViolation(
+                f"{self.folder.journal} counts {charged} steps, this run {self.ledger.steps}: it was gone on with elsewhere "
+                f"meanwhile, and those steps would be missing from epsilon. Go on with: {self.folder.resume_command()}"
+            )
 
     def _batches(self) -> LogicalBatches:
         """Of the steps that are left. Truncated ones are filled up to one size, which is what they are planned for."""

@@ -15,15 +15,17 @@ of steps (a step takes longer the more samples it drew).
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..engine import Engine
+from ..errors import PrivacyViolation
 from ..mechanism import Mechanism
 from .errors import RunFailed
 from .files import write_atomically
@@ -85,6 +87,26 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
             ) from error
         rows.append(row)
     return rows
+
+
+def steps_told(path: Path, rows: Sequence[Mapping[str, Any]], planned: int) -> int:
+    """How many steps the rows of a file prove to have been released. A row that was cut off may have been seen: it counts.
+
+    Raises:
+        PrivacyViolation: rows that one run of ``planned`` steps can't have written, so that its steps are not known.
+    """
+    numbers = [row["step"] for row in rows]
+    if (
+        any(later <= earlier for earlier, later in itertools.pairwise([0, *numbers]))
+        or max(numbers, default=0) > planned
+    ):
+        raise PrivacyViolation(
+            f"{path} isn't the record of one run of {planned} steps: their numbers don't grow from row to row, or go past the "
+            "plan, as when two processes wrote it. More may have been released than is counted, so the run can't go on: "
+            "restore the file, or start again in a new folder (and count both runs)"
+        )
+    torn = path.is_file() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0
+    return max(numbers, default=0) + torn
 
 
 def cut_torn_row(path: Path) -> None:

@@ -15,13 +15,13 @@ from . import checkpoint
 from .build import Trainer, build, plan_of
 from .checkpoint import Progress
 from .config import RunConfig, checked_request, read_yaml, task_options, to_yaml
-from .errors import ConfigError, RunInterrupted
+from .errors import ConfigError, RunFailed, RunInterrupted
 from .evaluate import Evaluation, evaluate
 from .files import said_plainly, write_atomically
 from .folder import RunFolder, existing_folder, new_folder, refuse_used
 from .journal import Journal, read_journal
 from .loop import Loop
-from .metrics import cut_torn_row, read_rows
+from .metrics import cut_torn_row, read_rows, steps_told
 from .observer import Beginning, Nobody, Observer
 from .pretraining import check_pretrainable, pretrained
 from .release import write_release, write_report
@@ -103,6 +103,7 @@ def resume(
         config = RunConfig(**saved.config)
         with checkpoint.usable(folder.checkpoint):
             mechanism = Mechanism.from_dict(saved.engine["ledger"]["mechanism"])
+            counted = sum(saved.engine["ledger"]["steps"].values())
         if task.units != mechanism.dataset_size:
             many = "training samples" if task.unit == "sample" else "users"
             raise ConfigError(
@@ -110,15 +111,17 @@ def resume(
                 "the run can only go on with the same data; put them back, or start another run"
             )
         _refuse_another_plan(config, task, mechanism)
+        _refuse_finished(folder, counted, mechanism.steps)
         trainer = build(config, task, mechanism)
-        charged = min(read_journal(folder.journal), mechanism.steps)
+        rows = read_rows(folder.metrics)  # now, and not when all is done
+        told = steps_told(folder.metrics, rows, mechanism.steps)
+        charged = min(max(read_journal(folder.journal), told), mechanism.steps)
         with checkpoint.usable(folder.checkpoint):
             trainer.model.load_state_dict(saved.weights)
             trainer.optimizer.load_state_dict(saved.optimizer)
             ledger, progress = _charge_lost(saved, charged)
             trainer.engine.load_state_dict({**saved.engine, "ledger": ledger})
         cut_torn_row(folder.metrics)
-        read_rows(folder.metrics)  # now, and not when all is done
     except BaseException:
         folder.close()
         raise
@@ -139,10 +142,22 @@ class Run:
     ) -> None:
         self.config, self.task, self.trainer, self.folder = config, task, trainer, folder
         self._checkpoint_seconds = checkpoint_seconds
+        self._begun = False
         self.loop = Loop(config, task, trainer, folder, progress, checkpoint_seconds)
 
     def train(self, observer: Observer | None = None, *, keep_resume: bool = False) -> Outcome:
-        """Take the steps that are left and write the results; errors: :meth:`groupclip.run.loop.Loop.run`."""
+        """Take the steps that are left and write the results. Once: what was stopped is gone on with by :func:`resume`.
+
+        Raises:
+            RunFailed: called before, or the folder was given up; and all that :meth:`groupclip.run.loop.Loop.run` raises.
+        """
+        if self._begun or self.folder.closed:
+            raise RunFailed(
+                f"this Run was trained already, is being trained, or gave up its folder {self.folder.root}: the run may have "
+                "gone on since, and what this object counts may be too low. Go on with "
+                f"groupclip.run.resume({str(self.folder.root)!r}).train(), or {self.folder.resume_command()}"
+            )
+        self._begun = True
         watcher = Nobody() if observer is None else observer
         try:
             if self.config.pretrain_steps and self.loop.progress.pretraining is None:
@@ -237,8 +252,17 @@ def _refuse_another_plan(config: RunConfig, task: Task, mechanism: Mechanism) ->
         )
 
 
+def _refuse_finished(folder: RunFolder, counted: int, planned: int) -> None:
+    """Raise ConfigError if there are results of the whole plan beside an older checkpoint, which would overwrite them."""
+    if (folder.release / "privacy.json").is_file() and counted < planned:
+        raise ConfigError(
+            f"the run in {folder.root} is finished, its release is in {folder.release}, and {folder.resume} is an older copy, "
+            f"of step {counted}: going on from it would put fewer updates in place of that release. Delete {folder.resume}"
+        )
+
+
 def _charge_lost(saved: checkpoint.Checkpoint, charged: int) -> tuple[dict[str, Any], Progress]:
-    """The checkpoint's ledger, raised to the steps that the journal says were charged."""
+    """The checkpoint's ledger, raised to the steps that journal and rows say were charged."""
     ledger = dict(saved.engine["ledger"])
     counted = sum(ledger["steps"].values())
     if charged <= counted:
