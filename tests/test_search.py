@@ -1,6 +1,7 @@
 """The cost of choosing the best run, against dp-accounting's event, against the formulas, and against what can't be less."""
 
 import math
+import time
 
 import dp_accounting
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from dp_accounting import rdp
 
 from groupclip.mechanism import Mechanism
-from groupclip.search import _inverted, calibrate_search, draw_runs, search_cost
+from groupclip.search import _inverted, _part, calibrate_search, draw_runs, search_cost
 
 PLAN = Mechanism(dataset_size=50_000, expected_batch_size=500, steps=1_000, noise_multiplier=1.0)
 
@@ -84,6 +85,47 @@ def test_the_number_of_runs_has_the_law(shape, mean):
             assert (runs == k).mean() == pytest.approx(0.1 * 0.9 ** (k - 1), abs=1e-4)
     # the twin: a fixed number of runs with that mean has another law
     assert mean == 1 or runs.std() > 0.5
+
+
+@pytest.mark.parametrize(
+    ("law", "mean", "deviation"),
+    [
+        ("poisson", 745.0, 27.3),
+        ("poisson", 1_000.0, 31.6),
+        ("poisson", 1e5, 316.2),
+        (1e6, 1e4, 100.5),
+        (2e3, 1e4, 245.0),
+    ],
+)
+def test_many_runs_have_the_law_too(law, mean, deviation):
+    """Where the probability of none underflows: Poisson has the variance mean, a negative binomial mean + mean^2 / shape."""
+    drawn = np.array([draw_runs(mean, law) for _ in range(60)])
+    assert abs(drawn.mean() - mean) < 6 * deviation / math.sqrt(60)
+    assert 0.5 < drawn.std() / deviation < 1.6
+
+
+def test_the_most_runs_are_drawn_in_time():
+    began = time.monotonic()
+    assert abs(draw_runs(1e6, "poisson") - 1e6) < 6_500
+    assert time.monotonic() - began < 20
+
+
+def test_a_split_number_is_that_of_one_inversion():
+    """The sum of two halves, over an even grid of pairs of uniforms, has the probabilities of the whole."""
+    uniforms = ((np.arange(300) + 0.5) / 300).tolist()
+    for mean, shape in ((6.0, math.inf), (6.0, 50.0)):
+        half = np.bincount([_part(u, mean, shape, 2) for u in uniforms], minlength=60) / 300
+        whole = np.bincount([_inverted(u, mean, shape) for u in uniforms], minlength=60) / 300
+        assert np.abs(np.convolve(half, half)[:60] - whole).max() < 0.01
+
+
+def test_a_large_shape_is_nearly_poisson():
+    """1 - gamma is tiny there and mustn't be lost to rounding."""
+    uniforms = ((np.arange(20_000) + 0.5) / 20_000).tolist()
+    for shape in (1e9, 1e15, 1e200):
+        runs = np.array([_inverted(u, 2.0, shape) for u in uniforms])
+        # Poisson without 0, of mean 2: rate / (1 - exp(-rate)) = 2
+        assert runs.mean() == pytest.approx(2.0, rel=0.001) and (runs == 1).mean() == pytest.approx(0.4064, abs=3e-4)
 
 
 def test_runs_are_drawn_afresh():

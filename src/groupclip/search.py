@@ -10,6 +10,7 @@ such bound: it costs what their composition costs.
 import math
 import secrets
 from dataclasses import replace
+from functools import lru_cache
 
 from groupclip import accounting, calibration
 from groupclip.arguments import number, positive
@@ -19,6 +20,8 @@ from groupclip.spent import PrivacySpent, checked_delta
 
 #: name -> shape of the truncated negative binomial; infinite: Poisson
 LAWS = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}
+
+_MOST_WEIGHT = 500.0  # of one inversion: see _weight
 
 
 def search_cost(
@@ -78,7 +81,12 @@ def draw_runs(mean_runs: float, law: str | float = "geometric") -> int:
 
     By inversion: P(K = k) is proportional to (1 - gamma)^k prod_{l<k} (l + shape) / (l + 1) for k >= 1.
     """
-    return _inverted(secrets.SystemRandom().random(), _mean(mean_runs), _law(law))
+    mean, shape = _mean(mean_runs), _law(law)
+    source = secrets.SystemRandom()
+    parts = math.ceil(_weight(mean, shape) / _MOST_WEIGHT)
+    if parts <= 1:
+        return _inverted(source.random(), mean, shape)
+    return sum(_part(source.random(), mean, shape, parts) for _ in range(parts))
 
 
 def _require_rdp(mechanism: Mechanism) -> None:
@@ -90,34 +98,58 @@ def _require_rdp(mechanism: Mechanism) -> None:
 
 
 def _inverted(uniform: float, mean: float, shape: float) -> int:
-    """The smallest k with P(K <= k) > uniform."""
-    if mean == 1 and shape < math.inf:
-        return 1
-    gamma = 0.0 if shape == math.inf else _gamma(mean, shape)
+    """The smallest k with P(K <= k) > uniform, where P(K = 0) or what stands for it is above exp(-500)."""
     if shape == math.inf:
-        k, mass = 0, math.exp(-mean)
-    else:
-        scale = -math.log(gamma) if shape == 0 else (gamma**-shape - 1) / shape
-        k, mass = 1, (1 - gamma) / scale
-    left = uniform - mass
-    while left >= 0 and k < 1000 * mean + 1000:
-        mass *= mean / (k + 1) if shape == math.inf else (1 - gamma) * (k + shape) / (k + 1)
+        return _part(uniform, mean, shape, 1)
+    if mean == 1:
+        return 1
+    rate = _rate(mean, shape)
+    scale = rate if shape == 0 else math.expm1(shape * rate) / shape
+    return _walked(uniform, 1, -math.expm1(-rate) / scale, mean, -math.expm1(-rate), shape)
+
+
+def _part(uniform: float, mean: float, shape: float, parts: int) -> int:
+    """One of ``parts`` independent numbers whose sum has the law, by inversion.
+
+    A Poisson number is a sum of Poisson numbers, a negative binomial one of such with a part of the shape each. That the
+    latter isn't truncated changes nothing where it is split: it is 0 with probability exp(-500) at most.
+    """
+    if shape == math.inf:
+        return _walked(uniform, 0, math.exp(-mean / parts), mean / parts, 0.0, math.inf)
+    rate, part = _rate(mean, shape), shape / parts
+    return _walked(uniform, 0, math.exp(-part * rate), mean / parts, -math.expm1(-rate), part)
+
+
+def _walked(uniform: float, first: int, mass: float, mean: float, factor: float, shape: float) -> int:
+    """The smallest k >= first with P(K <= k) > uniform; P(K = first) is ``mass``."""
+    k, left = first, uniform - mass
+    # past the mean, masses this small are less than the rounding of what is left
+    while left >= 0 and (k < mean or mass > 1e-20):
+        mass *= mean / (k + 1) if shape == math.inf else factor * ((k + shape) / (k + 1))
         k, left = k + 1, left - mass
     return k
 
 
-def _gamma(mean: float, shape: float) -> float:
-    """gamma of the truncated negative binomial with this mean, by bisection (Papernot and Steinke, definition 1)."""
+def _weight(mean: float, shape: float) -> float:
+    """-log of the law's probability of 0, before truncation: a double ends at 745."""
+    return mean if shape == math.inf else shape * _rate(mean, shape)
 
-    def mean_at(gamma: float) -> float:
+
+@lru_cache(maxsize=16)
+def _rate(mean: float, shape: float) -> float:
+    """-log gamma of the truncated negative binomial with this mean, by bisection (Papernot and Steinke, definition 1).
+
+    Its logarithm, because 1 - gamma is all that counts where the shape is large.
+    """
+
+    def mean_at(rate: float) -> float:
         if shape == 0:
-            return (1 / gamma - 1) / -math.log(gamma)
-        return shape * (1 / gamma - 1) / (1 - gamma**shape)
+            return math.expm1(rate) / rate
+        return shape * math.expm1(rate) / -math.expm1(-shape * rate)
 
-    low, high = 0.0, 1.0
-    for _ in range(200):
-        middle = (low + high) / 2
-        low, high = (middle, high) if mean_at(middle) > mean else (low, middle)
+    low, high = 0.0, 20.0  # there, every shape has a mean above 1e7
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (low, middle) if mean_at(middle) > mean else (middle, high)
     return high
 
 
