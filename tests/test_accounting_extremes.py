@@ -48,6 +48,55 @@ def test_an_answer_or_a_refusal(sampling, adjacency, facts):
     assert time.monotonic() - began < _SECONDS
 
 
+def test_more_steps_than_are_shown_right_are_refused():
+    for steps in (10**10 + 1, 10**14, 2**53):
+        with pytest.raises(
+            ValueError, match=r"steps=\d+ is more than 10,000,000,000: .*epsilon could come out too small"
+        ):
+            Mechanism(dataset_size=10_000, expected_batch_size=1, steps=steps)
+
+
+@pytest.mark.parametrize(("rate", "mu"), [(0.5, 0.1), (0.01, 0.5), (0.1, 2.0)])
+@pytest.mark.parametrize("delta", [1e-5, 1e-10])
+def test_the_most_steps_are_not_below_the_truth(rate, mu, delta):
+    """So many steps of so little loss are one Gaussian mechanism, all but exactly."""
+    plan = Mechanism(
+        dataset_size=10_000, expected_batch_size=rate * 10_000, steps=10**10, noise_multiplier=rate * 1e5 / mu
+    )
+    assert plan.epsilon(delta=delta) >= 0.999 * dp_accounting.get_epsilon_gaussian(1 / mu, delta)
+
+
+@pytest.mark.parametrize("delta", [0.9, 1e-5])
+def test_the_most_steps_calibrate(delta):
+    began = time.monotonic()
+    made = Mechanism(dataset_size=10_000, expected_batch_size=1, steps=10**10).calibrate(epsilon=1.0, delta=delta)
+    assert 0.99 <= made.epsilon(delta=delta) <= 1.0
+    assert time.monotonic() - began < 2 * _SECONDS
+
+
+@pytest.mark.parametrize("adjacency", ["add-or-remove-one", "replace-one"])
+def test_delta_is_told_whatever_the_number_of_steps(adjacency):
+    """Nobody gave a delta: that 1e-5 is below what PLD resolves is no reason to refuse."""
+    plan = Mechanism(
+        dataset_size=10_000, expected_batch_size=1, steps=10**10, noise_multiplier=40.0, adjacency=adjacency
+    )
+    mu = 0.25 if adjacency == "add-or-remove-one" else 0.5  # q sqrt(T) / sigma, as good as exact at so many steps
+    exact = accounting.delta_bounds(
+        Step(sampling="full-batch", adjacency="zero-out", rate=1.0, sigma=1 / mu), 1, 1.0, 1
+    )
+    assert exact.value is not None and exact.value <= plan.delta(epsilon=1.0) < 0.5
+
+
+def test_a_refusal_is_worded_for_what_was_asked():
+    plan = Mechanism(
+        dataset_size=1_000, expected_batch_size=500, steps=10**4, noise_multiplier=0.002, adjacency="replace-one"
+    )
+    with pytest.raises(ValueError, match="use a larger delta, fewer steps or another pair"):
+        plan.epsilon(delta=1e-5)
+    with pytest.raises(ValueError, match="use a larger epsilon, fewer steps or another pair"):
+        plan.delta(epsilon=1.0)
+
+
 @pytest.mark.parametrize("steps", [100, 100_000])
 @pytest.mark.parametrize("delta", [1e-5, 1e-9])
 def test_replacements_through_the_fft_are_not_below_the_truth(steps, delta):

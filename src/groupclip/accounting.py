@@ -79,14 +79,17 @@ def _on_grid(step: Step, steps: int, delta: float, grid: float | None, note: str
 
 @lru_cache(maxsize=4096)
 def delta_bounds(step: Step, steps: int, epsilon: float, plan: int) -> Bounds:
-    """Bounds on delta at ``epsilon``; as :func:`epsilon_bounds`, on the grid that serves delta = 1e-5."""
+    """Bounds on delta at ``epsilon``; as :func:`epsilon_bounds`, on the grid that serves delta = 1e-5.
+
+    Or, where the steps are too many for that, the smallest delta that PLD resolves well: what was asked for is no delta.
+    """
     from dp_accounting.rdp import rdp_privacy_accountant as rdp
 
     renyi = None
     if "RDP" in step.who and (curve := _composed_rdp(step, steps)):
         orders, divergences = zip(*curve, strict=True)
         renyi = float(rdp.compute_delta(orders, divergences, epsilon)[0])
-    grid, note = _grid(step, plan, 1e-5)
+    grid, note = _grid(step, plan, max(1e-5, 10 * _FFT_ROUNDING * plan))
     pld = None
     if grid is not None:
         value = float(_composed(step, steps, grid).get_delta_for_epsilon(epsilon))

@@ -36,7 +36,7 @@ def spent_by(step: Step, steps: int, delta: float, found: Bounds, accountant: st
     """The smallest of the bounds, or that of ``accountant``. ValueError where there is none."""
     bounds = found.only(accountant)
     if bounds.value is None:
-        raise ValueError(no_figure(step, bounds))
+        raise ValueError(no_figure(step, bounds, "a larger delta"))
     return PrivacySpent(
         epsilon=bounds.value,
         delta=delta,
@@ -81,12 +81,12 @@ def checked_delta(delta: float) -> float:
     return delta
 
 
-def no_figure(step: Step, bounds: Bounds) -> str:
-    """Why no accountant gives a figure, and what to do."""
+def no_figure(step: Step, bounds: Bounds, easier: str) -> str:
+    """Why no accountant gives a figure, and what to do: ``easier`` is what may be asked for instead."""
     if bounds.note and "RDP" not in step.who:
         return (
             f"no accountant gives a figure for sampling={step.sampling!r} with adjacency={step.adjacency!r} here: "
-            f"{bounds.note}, and RDP has no sound bound for this pair; use a larger delta, fewer steps or another pair"
+            f"{bounds.note}, and RDP has no sound bound for this pair; use {easier}, fewer steps or another pair"
         )
     return (
         f"noise_multiplier={step.sigma:g} is so little noise that no accountant gives a finite figure; use "

@@ -6,13 +6,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from ..mechanism import MOST_STEPS
 from ..spent import default_delta
 from ..tasks import Task
 from .config import RunConfig
 from .errors import ConfigError
 from .recipes import EVALUATIONS, recipe
-
-MOST_STEPS = 1e12
 
 
 def resolve(request: Mapping[str, Any], task: Task) -> RunConfig:
@@ -58,6 +57,6 @@ def resolve(request: Mapping[str, Any], task: Task) -> RunConfig:
 def steps_of(epochs: float, size: int, batch: float) -> int:
     """Steps in which each sample is drawn ``epochs`` times on average; rounded up, at least 1."""
     steps = epochs * size / batch
-    if not steps < MOST_STEPS:
-        raise ConfigError(f"epochs={epochs:g} means {steps:.3g} steps, more than anybody takes; use fewer")
+    if not steps <= MOST_STEPS:
+        raise ConfigError(f"epochs={epochs:g} means {steps:.3g} steps, more than {MOST_STEPS:,}; use fewer")
     return max(1, math.ceil(round(steps, 9)))
