@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from groupclip.cli.app import run
+from groupclip.cli.audited import beside
+from groupclip.mechanism import Mechanism
 from groupclip.noise import SecureNoise
 from groupclip.run import start
 
@@ -49,6 +51,29 @@ def test_both_audits_in_json(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("step", "run"):
         assert not found[name]["violates"]
         assert found[name]["about"] == "made-up canaries alone"
+
+
+def test_the_cap_of_truncated_batches_is_the_plans(capsys: pytest.CaptureFixture[str]) -> None:
+    """With the default cap in its place, another plan than the named one would be audited."""
+    kind = ["--sampling", "truncated-poisson", "--adjacency", "zero-out", "--max-batch-size", "210"]
+    assert run([*SMALL, *kind, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    # of 1,437 samples and 60 canaries: 200 * 1497 / 1437 is 208, 210 * 208 / 200 is 218
+    assert (found["run"]["plan"]["expected_batch_size"], found["run"]["plan"]["max_batch_size"]) == (208, 218)
+    assert found["run"]["epsilon_claimed"] == pytest.approx(found["epsilon_claimed"], rel=0.05)
+    assert run([*SMALL, *kind]) == 0
+    assert "went from 200 to 208, the cap of a batch from 210 to 218" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("batch", "cap"), [(100, 100), (99, 100), (50, 51)])
+def test_a_plan_with_canaries_keeps_its_cap_possible(batch: int, cap: int) -> None:
+    plan = Mechanism(
+        dataset_size=100, expected_batch_size=batch, steps=2, noise_multiplier=1.0, sampling="truncated-poisson",
+        adjacency="zero-out", max_batch_size=cap,
+    )  # fmt: skip
+    for canaries in range(1, 200):
+        more = beside(plan, canaries)
+        assert more.max_batch_size == pytest.approx(cap * more.expected_batch_size / batch, abs=1)
 
 
 def test_in_words(capsys: pytest.CaptureFixture[str]) -> None:

@@ -79,11 +79,15 @@ def audit(
     if as_json:
         facts = {"task": asked.config.task, "model": asked.config.model, "clipping": asked.config.clipping}
         reports = {name: _facts(report) for name, report in found.items()}
+        if canaries:
+            reports["run"]["plan"] = audited.beside(plan, canaries).to_dict()
         print_json({**facts, "plan": plan.to_dict(), "epsilon_claimed": claimed.epsilon, "delta": delta, **reports})
     else:
         click.echo(plan_text(plan, claimed))
         click.echo()
         click.echo("\n\n".join(str(report) for report in found.values()))
+        if canaries:
+            click.echo(f"  {audited.told(plan, audited.beside(plan, canaries))}")
     if any(report.violates for report in found.values()):
         raise click.exceptions.Exit(1)
 

@@ -91,16 +91,36 @@ def step(asked: Chosen, plan: Mechanism, trials: int | None, confidence: float) 
     )  # fmt: skip
 
 
-def whole_run(asked: Chosen, plan: Mechanism, canaries: int, confidence: float) -> RunAudit:
-    """The audit of a run at the plan's rate, noise and steps, canaries beside the samples."""
-    config, size = asked.config, plan.dataset_size + canaries
-    batch = plan.sample_rate * size
+def beside(plan: Mechanism, canaries: int) -> Mechanism:
+    """The plan for so many samples more, at its rate, noise and steps. The cap of its batches grows as the batches do."""
+    size = plan.dataset_size + canaries
+    batch, cap = plan.sample_rate * size, None
     if plan.sampling != "poisson":
         batch = round(batch)
-    beside = replace(plan, dataset_size=size, expected_batch_size=batch, max_batch_size=None)
+    if plan.max_batch_size is not None:
+        cap = min(size, max(batch, round(plan.max_batch_size * batch / plan.expected_batch_size)))
+    return replace(plan, dataset_size=size, expected_batch_size=batch, max_batch_size=cap)
+
+
+def told(plan: Mechanism, audited: Mechanism) -> str:
+    """In what the plan of a run with canaries differs from the one that is audited, for a person."""
+    cap = (
+        ""
+        if plan.max_batch_size is None
+        else f", the cap of a batch from {plan.max_batch_size:,} to {audited.max_batch_size:,}"
+    )
+    return (
+        f"Beside the samples stand {audited.dataset_size - plan.dataset_size:,} canaries. So that the rate stays, the expected "
+        f"batch size went from {plan.expected_batch_size:g} to {audited.expected_batch_size:g}{cap}."
+    )
+
+
+def whole_run(asked: Chosen, plan: Mechanism, canaries: int, confidence: float) -> RunAudit:
+    """The audit of a run of the plan :func:`beside` the given one."""
+    config = asked.config
     thresholds = Adaptive(start=config.thresholds, **config.adaptive) if config.adaptive else config.thresholds
     return audit_run(
-        asked.model, cross_entropy, asked.task.train, canaries, asked.groups, beside,
+        asked.model, cross_entropy, asked.task.train, canaries, asked.groups, beside(plan, canaries),
         lambda parameters: SGD(parameters, lr=config.lr, momentum=config.momentum),
         thresholds=thresholds, microbatch=config.microbatch, **_common(asked, confidence),
     )  # fmt: skip
