@@ -153,9 +153,9 @@ class Engine:
             self._step.check_landed()
         except BaseException as error:
             for slot, had in zip(self._slots, held, strict=True):
-                slot.delivered = None
+                slot.forget_delivery()
                 if not had:
-                    slot.param.grad = None
+                    slot.param.grad = slot.wide = None
             self._amounts.recount(counted)
             if any(held):
                 self._step.broke()

@@ -138,7 +138,7 @@ class Gate:
     def _deliver(slot: Slot, grads: PerSample | None, factors: Tensor) -> Tensor | None:
         if grads is None:
             return None
-        return slot.deliver(grads.weighted_sum(factors).to(slot.param.dtype).reshape(slot.param.shape))
+        return slot.deliver(grads.weighted_sum(factors).reshape(slot.param.shape))
 
 
 def in_full_precision(device: torch.device) -> AbstractContextManager[Any]:

@@ -88,14 +88,24 @@ def place_first(hooks: dict[int, object], key: int) -> None:
 
 @dataclass(eq=False)
 class Slot:
-    """One private parameter: its name, its group, and the gradient that the gate has just handed to autograd."""
+    """One private parameter: its name, its group, and the gradient that the gate has just handed to autograd.
+
+    Attributes:
+        keeps_wide: noise is to come. The sums of a half-precision parameter are kept beside ``p.grad`` then: rounded before the
+            noise, they would tell far more of one sample than its threshold.
+        wide: the sum so far, in float32; None where ``p.grad`` holds it as it is.
+        left: what the engine left in ``p.grad``.
+    """
 
     name: str
     param: nn.Parameter
     group: Group
     method: str
     delivered: Tensor | None = None
-    left: Left | None = None  # what the engine left in p.grad
+    left: Left | None = None
+    keeps_wide: bool = False
+    wide: Tensor | None = None
+    _arriving: Tensor | None = None
     _handles: tuple[RemovableHandle, ...] = ()
     _hooked: int = 0  # the tensor inside the parameter that the hooks are on
 
@@ -125,6 +135,8 @@ class Slot:
 
     def deliver(self, total: Tensor) -> Tensor:
         """The gate's clipped sum, on its way to the parameter. Other hooks, whenever they came, run between ours."""
+        self._arriving = total if self.keeps_wide and total.dtype != self.param.dtype else None
+        total = total.to(self.param.dtype)
         self.delivered = total
         if self._handles:
             witness, landed = self._handles
@@ -133,8 +145,16 @@ class Slot:
                 place_first(self.param._post_accumulate_grad_hooks, landed.id)  # pyright: ignore[reportAttributeAccessIssue]
         return total
 
+    def forget_delivery(self) -> None:
+        """The backward pass failed on the way."""
+        self.delivered = self._arriving = None
+
     def landed(self, param: Tensor) -> None:
         """Hook on the parameter, after its gradient was accumulated: note it."""
+        arriving, self._arriving = self._arriving, None
+        if arriving is not None:
+            onto = self.wide if self.left is not None and not self.left.released else None
+            self.wide = arriving if onto is None else onto.add_(arriving)
         self.note(param)
         if several_processes():
             at_the_very_end(lambda: self.note(param))

@@ -46,6 +46,8 @@ class PrivateStep:
         self._show_plain, self._show_private = plain, private
         self._seen: Counter[str] = Counter()  # group -> samples since the last step: secret
         self._acting: Counter[str] = Counter()  # group -> those of them whose gradient isn't zero: secret
+        for slot in slots:
+            slot.keeps_wide = ledger is not None
         self._broken = self._warned = False
         self._since = drawn_so_far()  # batches drawn before this engine are another's
 
@@ -62,7 +64,7 @@ class PrivateStep:
     def discard(self) -> None:
         """Forget the logical batch under way."""
         for slot in self._slots:
-            slot.param.grad = slot.left = None
+            slot.param.grad = slot.left = slot.wide = None
         self._seen.clear()
         self._acting.clear()
         self._amounts.discard()
@@ -82,7 +84,7 @@ class PrivateStep:
         self._give_up_what_was_cleared()
         for slot, grad in self._gradients():
             if slot.left is not None and not slot.left.stands(grad):
-                slot.left = None  # cleared by zero_grad
+                slot.left = slot.wide = None  # cleared by zero_grad
 
     def check_landed(self) -> None:
         """After a backward pass: whether the clipped sums stand in ``p.grad``.
@@ -202,7 +204,8 @@ class PrivateStep:
         return zip(self._slots, gradients, strict=True)
 
     def _make_private(self, expected_batch_size: float) -> None:
-        if not all(_is_finite(grad) for _, grad in self._gradients() if grad is not None):
+        sums = [grad if slot.wide is None else slot.wide for slot, grad in self._gradients()]
+        if not all(_is_finite(total) for total in sums if total is not None):
             raise PrivacyViolation(
                 "a summed gradient isn't finite, though every sample was bounded: the sum is too large for its dtype. Call "
                 "engine.discard() to give up this logical batch, and use a smaller threshold or float32 parameters"
@@ -210,12 +213,16 @@ class PrivateStep:
         stds = self._amounts.stds
         for slot in self._slots:
             if not slot.param.requires_grad:
-                slot.param.grad = None  # frozen since: it takes no part, and what came before has no noise
+                slot.param.grad = slot.wide = None  # frozen since: it takes no part, and what came before has no noise
                 continue
             if slot.param.grad is None:  # unused in this step, or an empty batch: noise all the same
-                slot.param.grad = torch.zeros_like(slot.param.data)
-            self._noise.add_(slot.param.grad, stds[slot.group.name])
-            slot.param.grad.div_(expected_batch_size)
+                slot.param.grad, slot.wide = torch.zeros_like(slot.param.data), None
+            total = slot.param.grad if slot.wide is None else slot.wide
+            self._noise.add_(total, stds[slot.group.name])
+            total.div_(expected_batch_size)
+            if slot.wide is not None:
+                slot.param.grad.copy_(total)  # rounded once, and it is private by now
+                slot.wide = None
             slot.left = Left.of(slot.param.grad, released=True)
         self._amounts.advance(expected_batch_size)
         for slot in self._slots:

@@ -38,7 +38,7 @@ class PerSample(ABC):
 
     @abstractmethod
     def weighted_sum(self, factors: Tensor) -> Tensor:
-        """``sum_i factors[i] * gradient_i``, in the shape of the tensor. ``factors`` is ``[B]``."""
+        """``sum_i factors[i] * gradient_i``, in the shape of the tensor and in float32 or better. ``factors`` is ``[B]``."""
 
     @abstractmethod
     def instantiate(self) -> Tensor:
@@ -52,6 +52,18 @@ class PerSample(ABC):
         """The form to keep until the group ends, its norms computed. ``method`` is one of ``norms.METHODS``."""
         del method
         return self
+
+
+def wide_product(a: Tensor, b: Tensor) -> Tensor:
+    """``a @ b`` in float32 or better, also of half-precision factors.
+
+    A sum over samples that is rounded to half precision moves by far more than R when one sample comes or goes: by an ulp of
+    the whole sum, wherever it lies on a border. Each sample's own rounding is within its threshold, and the sum keeps it.
+    """
+    wide = accumulation_dtype(a.dtype)
+    if a.is_cuda and wide != a.dtype:  # tensor cores sum in float32 anyway
+        return torch.mm(a, b, out_dtype=wide)
+    return a.to(wide) @ b.to(wide)
 
 
 def weigh(x: Tensor, factors: Tensor) -> Tensor:

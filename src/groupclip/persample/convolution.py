@@ -87,7 +87,8 @@ class Convolution(PerSample):
         return self._square_norms
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
-        x, g = self.x.flatten(0, 1), weigh(self.g, factors).flatten(0, 1)
+        wide = accumulation_dtype(self.x.dtype)
+        x, g = self.x.flatten(0, 1).to(wide), weigh(self.g, factors).flatten(0, 1).to(wide)
         geo, dims = self.geometry, len(self.geometry.kernel)
         _, weight, _ = torch.ops.aten.convolution_backward(
             g, x, x.new_empty(self._shape), None, list(geo.stride), list(geo.padding), list(geo.dilation),

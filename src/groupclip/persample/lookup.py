@@ -44,8 +44,9 @@ class Lookup(PerSample):
         return self._square_norms
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
-        weighted = weigh(self.g, factors)
-        table = torch.zeros(self.rows, self.g.shape[-1], dtype=self.g.dtype, device=self.g.device)
+        wide = accumulation_dtype(self.g.dtype)
+        weighted = weigh(self.g, factors).to(wide)
+        table = torch.zeros(self.rows, self.g.shape[-1], dtype=wide, device=self.g.device)
         return table.index_add_(0, self.ids.flatten(), weighted.flatten(0, 1))
 
     def instantiate(self) -> Tensor:

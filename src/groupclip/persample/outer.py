@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..norms import AUTO, CANCELLATION, GRAM, accumulation_dtype, choose_method, gram_square_sums, square_sums
-from .base import PerSample, weigh
+from .base import PerSample, weigh, wide_product
 from .dense import Dense
 
 _AT_ONCE = 1 << 24  # numbers of gradients that are instantiated together to be normed
@@ -77,7 +77,6 @@ class Outer(PerSample):
         # The rounding of C * g would be added where the gradient itself cancels, and such a sample exceed its threshold: weigh
         # the very gradients that were normed.
         total = self._product(factors.masked_fill(self._cancelling, 0.0))
-        total = total.to(accumulation_dtype(total.dtype))
         for which, grads in self._few_at_once(self._cancelling):
             total += torch.tensordot(factors[which].double(), grads, 1).to(total.dtype)
         return total
@@ -92,7 +91,7 @@ class Outer(PerSample):
         else:
             g = weigh(g, factors)
         a, g = a.flatten(0, 1), g.flatten(0, 1)
-        return a.t() @ g if self.inputs_first else g.t() @ a
+        return wide_product(a.t(), g) if self.inputs_first else wide_product(g.t(), a)
 
     def instantiate(self) -> Tensor:
         a, g = self.a, self.g

@@ -9,10 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..norms import INSTANTIATED
+from ..norms import INSTANTIATED, accumulation_dtype
 from .base import PerSample, weigh
 from .dense import Dense
 from .outer import Outer
+
+#: Of a float32 number in half precision: so many parts hold all its bits.
+_PARTS = 3
 
 
 @dataclass(frozen=True)
@@ -85,8 +88,17 @@ class Pulled(PerSample):
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
         # f's derivative is linear, so the weighted sum is pulled back once for all samples.
-        cotangent = self.upstream.weighted_sum(factors).to(self.derived.dtype)
-        return self._pull(cotangent.view(self.derived.shape), batched=False)
+        total = self.upstream.weighted_sum(factors).view(self.derived.shape)
+        if self.derived.dtype == accumulation_dtype(self.derived.dtype):
+            return self._pull(total.to(self.derived.dtype), batched=False)
+        if not self.isometric:  # its arithmetic would round the sum in half precision: each sample by itself, then
+            return Dense(self.instantiate()).weighted_sum(factors)
+        pulled = torch.zeros(self.leaf.shape, dtype=total.dtype, device=total.device)
+        for _ in range(_PARTS):  # entries that are moved are moved as they are
+            part = total.to(self.derived.dtype)
+            pulled += self._pull(part, batched=False)
+            total = total - part
+        return pulled
 
     def instantiate(self) -> Tensor:
         cotangents = self.upstream.instantiate().to(self.derived.dtype)
