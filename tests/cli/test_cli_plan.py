@@ -1,6 +1,7 @@
 """``groupclip calibrate`` and ``groupclip epsilon``: the same figures as the library, and clear refusals."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ import pytest
 from groupclip import Mechanism
 from groupclip.cli import main
 from groupclip.cli.app import run
+from groupclip.wording import figure
 
 PAPER = ["--dataset-size", "50000", "--batch-size", "1000", "--epochs", "5", "--delta", "1e-5"]
 
@@ -165,6 +167,25 @@ def test_little_noise_has_a_note(capsys):
     assert "a single step" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("sigma", ["20", "30", "60"])
+def test_a_small_figure_is_rounded_up_and_not_to_nothing(capsys, sigma):
+    asked = ["epsilon", "--dataset-size", "100000", "--batch-size", "100", "--steps", "1", "--noise-multiplier", sigma]
+    asked += ["--delta", "1e-6", "--curve", "1e-6", "--search", "3"]
+    assert run([*asked, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert run(asked) == 0
+    told = capsys.readouterr().out
+    by_name = {n: float(v) for n, v in re.findall(r"(RDP|PLD) ([\d.e-]+)", told)}
+    for line, exact in (
+        ("epsilon  ", facts["epsilon"]),
+        ("search  +epsilon", facts["search"]["epsilon"]),
+        ("delta  ", facts["curve"][0]["delta"]),
+    ):
+        said = float(re.search(rf"^{line} +([\d.e-]+)", told, re.M)[1])
+        assert exact <= said <= 1.01 * exact
+    assert by_name["PLD"] >= facts["epsilon_pld"] and by_name["RDP"] >= facts["epsilon_rdp"]
+
+
 @pytest.mark.parametrize(("sigma", "words"), [("50", "strong"), ("0.2", "no meaningful guarantee")])
 def test_a_figure_is_read_for_people(capsys, sigma, words):
     assert run(["epsilon", *SMALL, "--noise-multiplier", sigma]) == 0
@@ -184,7 +205,9 @@ def test_a_search_is_paid_for(capsys):
     assert 1.98 <= facts["search"]["epsilon"] <= 2
     sigma = repr(facts["noise_multiplier"])
     assert run(["epsilon", *SMALL, "--noise-multiplier", sigma, "--search", "10"]) == 0
-    assert f"epsilon {facts['search']['epsilon']:.4f} at delta 1e-05, by RDP: the best of" in capsys.readouterr().out
+    assert (
+        f"epsilon {figure(facts['search']['epsilon'])} at delta 1e-05, by RDP: the best of" in capsys.readouterr().out
+    )
 
 
 def test_the_noise_of_the_groups_amounts_to_the_plans(capsys):

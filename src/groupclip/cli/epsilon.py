@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from ..errors import PrivacyViolation
+from ..wording import figure
 from . import groups, plan, search
 from .arguments import ACCOUNTANT, arguments_at_fault, parse_numbers, print_json
 
@@ -66,8 +67,8 @@ def epsilon(
         if asked is not None and whole is not None:
             click.echo(search.text(asked, whole))
         for point, found in deltas.items():
-            click.echo(f"delta             {found:.3g} at epsilon {point:g}")
+            click.echo(f"delta             {figure(found)} at epsilon {point:g}")
         if mu is not None:
             click.echo(
-                f"mu                {mu:.3f}, the Gaussian curve nearest above: an ESTIMATE for comparisons, no guarantee"
+                f"mu                {figure(mu)}, the Gaussian curve nearest above: an ESTIMATE for comparisons, no guarantee"
             )

@@ -10,7 +10,7 @@ import click
 from ..events import ADJACENCIES, SAMPLINGS
 from ..mechanism import UNITS, Mechanism
 from ..spent import PrivacySpent, default_delta, warn_if_lax
-from ..wording import reading
+from ..wording import figure, reading
 
 Command = Callable[..., None]
 
@@ -101,13 +101,13 @@ def facts(mechanism: Mechanism, spent: PrivacySpent) -> dict[str, Any]:
 def text(mechanism: Mechanism, spent: PrivacySpent) -> str:
     """What both commands tell a person."""
     found = [
-        f"{name} {value:.4f}"
+        f"{name} {figure(value)}"
         for name, value in (("exact", spent.exact), ("RDP", spent.rdp), ("PLD", spent.pld))
         if value is not None
     ]
     lines = [
         f"noise multiplier  {mechanism.noise_multiplier:.6g}",
-        f"epsilon           {spent.epsilon:.4f} at delta {spent.delta:g}, by {spent.accountant} ({', '.join(found)})",
+        f"epsilon           {figure(spent.epsilon)} at delta {spent.delta:g}, by {spent.accountant} ({', '.join(found)})",
         f"reading           {reading(spent.epsilon)}",
         f"steps             {_batches(mechanism)}",
         f"neighbours        {mechanism.adjacency}: data sets that differ by "

@@ -10,6 +10,7 @@ import click
 from ..mechanism import Mechanism
 from ..search import LAWS, calibrate_search, search_cost
 from ..spent import PrivacySpent
+from ..wording import figure
 
 _OPTIONS = (
     click.option("--search", "mean_runs", type=float, help="Of the best of so many runs on average; see --search-law."),
@@ -62,6 +63,6 @@ def facts(search: dict[str, Any], spent: PrivacySpent) -> dict[str, Any]:
 
 def text(search: dict[str, Any], spent: PrivacySpent) -> str:
     return (
-        f"search            epsilon {spent.epsilon:.4f} at delta {spent.delta:g}, by {spent.accountant}: the best of a number of "
-        f"runs that is drawn ({search['law']}, {search['mean_runs']:g} on average) and kept secret"
+        f"search            epsilon {figure(spent.epsilon)} at delta {spent.delta:g}, by {spent.accountant}: the best of a number "
+        f"of runs that is drawn ({search['law']}, {search['mean_runs']:g} on average) and kept secret"
     )
