@@ -130,6 +130,31 @@ def test_the_command_writes_pages(tmp_path, capsys):
     assert "1 run, 0.0 hours" in (tmp_path / "pages/x-small.md").read_text()
 
 
+def test_gathered_files_are_drawn_too(tmp_path, capsys):
+    """``docs/reproduction`` holds such files alone."""
+    one = result({"model": "a", "epsilon": 2, "seed": 0}, {"accuracy": 60.0}, experiment="x-small")
+    other = result({"model": "a", "epsilon": 2, "seed": 1}, {"accuracy": 70.0}, experiment="x-small")
+    results.save(tmp_path / "runs", one)
+    results.save(tmp_path / "runs", other)
+    (tmp_path / "kept").mkdir()
+    results.gather(tmp_path / "runs", "x-small", tmp_path / "kept/x-small.json")
+    for folder in ("runs", "kept"):
+        assert (
+            run(["reproduce", "tables", "--results", str(tmp_path / folder), "--out", str(tmp_path / "of" / folder)])
+            == 0
+        )
+    page = (tmp_path / "of/kept/x-small.md").read_text()
+    assert "2 runs" in page and page == (tmp_path / "of/runs/x-small.md").read_text()
+    # a run that is there as a file of its own as well isn't counted twice
+    results.save(tmp_path / "kept", one)
+    write_pages(tmp_path / "kept", tmp_path / "of/both")
+    assert "2 runs" in (tmp_path / "of/both/x-small.md").read_text()
+    (tmp_path / "kept/notes.json").write_text('{"a": 1}')
+    with pytest.raises(results.ResultError, match=r"notes\.json holds no gathered results"):
+        write_pages(tmp_path / "kept", tmp_path / "of/both")
+    capsys.readouterr()
+
+
 def test_a_folder_without_results_is_refused(tmp_path, capsys):
     with pytest.raises(ValueError, match="holds no results"):
         write_pages(tmp_path, tmp_path)

@@ -102,7 +102,12 @@ def sigma(as_json: bool) -> None:
 
 
 @reproduce.command()
-@click.option("--results", type=click.Path(path_type=Path, exists=True), required=True, help="Folder given as --out.")
+@click.option(
+    "--results",
+    type=click.Path(path_type=Path, exists=True),
+    required=True,
+    help="Folder given as --out, or of NAME.json files that were gathered from one.",
+)
 @click.option(
     "--out", type=click.Path(path_type=Path), help="Folder for tables (.md) and plots (.svg). Default: --results."
 )

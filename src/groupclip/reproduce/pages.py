@@ -15,7 +15,10 @@ from .tables import Found, scaled_table, table_page
 
 
 def write_pages(folder: Path, out: Path) -> list[Path]:
-    """Draw everything that lies in ``folder``, as ``--out`` of the runs was, into ``out``.
+    """Draw everything that lies in ``folder`` into ``out``.
+
+    ``folder`` is as ``--out`` of the runs was, a folder an experiment, or holds gathered files, ``NAME.json`` (see
+    :func:`groupclip.reproduce.results.gather`), or both; of a cell that is in both, the run's own file counts.
 
     The paper's tables are all written, empty ones too; of the scaled experiments those that have results.
 
@@ -23,10 +26,15 @@ def write_pages(folder: Path, out: Path) -> list[Path]:
         ResultError: a file that isn't a result.
         ValueError: the folder holds no results at all.
     """
-    found = Found(results.load_all(folder, EXPERIMENT))
-    scaled = {name: results.load_all(folder, name) for name in experiments_in(folder) if name != EXPERIMENT}
+    names = sorted({*experiments_in(folder), *(path.stem for path in folder.glob("*.json"))})
+    by_experiment = {name: _results_of(folder, name) for name in names}
+    found = Found(by_experiment.pop(EXPERIMENT, []))
+    scaled = {name: of_one for name, of_one in by_experiment.items() if of_one}
     if not len(found) and not scaled:
-        raise ValueError(f"{folder} holds no results; run an experiment with --out {folder} first")
+        raise ValueError(
+            f"{folder} holds no results, neither folders EXPERIMENT/ of single runs nor gathered files EXPERIMENT.json; run an "
+            f"experiment with --out {folder} first"
+        )
     out.mkdir(parents=True, exist_ok=True)
     files: list[Path] = []
     for table in catalogue().values():
@@ -46,6 +54,12 @@ def experiments_in(folder: Path) -> list[str]:
     """Names of the experiments with results in a folder that was given as ``--out``."""
     paths = [path for path in sorted(folder.iterdir()) if path.is_dir() and path.name != MADE]
     return [path.name for path in paths if any(path.glob("*.json"))]
+
+
+def _results_of(folder: Path, experiment: str) -> list[Result]:
+    single = results.load_all(folder, experiment)
+    cells = [r.cell for r in single]
+    return [*single, *(r for r in results.gathered(folder / f"{experiment}.json") if r.cell not in cells)]
 
 
 def environments(found: list[Result]) -> str:

@@ -97,5 +97,10 @@ def gather(folder: Path, experiment: str, file: Path) -> None:
 
 
 def gathered(file: Path) -> list[Result]:
-    """The results in a file of :func:`gather`; none if there is no such file."""
-    return [Result(**facts) for facts in json.loads(file.read_text(encoding="utf-8"))] if file.exists() else []
+    """The results in a file of :func:`gather`; none if there is no such file. ResultError if it is another kind of file."""
+    if not file.exists():
+        return []
+    try:
+        return [Result(**facts) for facts in json.loads(file.read_text(encoding="utf-8"))]
+    except (OSError, ValueError, TypeError) as error:
+        raise ResultError(f"{file} holds no gathered results of groupclip reproduce ({error}); move it away") from error
