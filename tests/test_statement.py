@@ -128,7 +128,7 @@ def test_a_run_that_goes_on():
     assert "10 of 250 planned steps were taken" in early.text()
     assert 0 < early.spent.epsilon < late.spent.epsilon
     none = record(steps_by_sampler={"groupclip": 0, "user": 0})
-    assert "no step was released, so epsilon is 0" in none.text()
+    assert "No step was released yet, so epsilon is 0" in none.text()
     assert none.to_dict()["epsilon"] == 0
 
 

@@ -28,7 +28,7 @@ from .groupnoise import GroupNoise
 from .hardened import HardenedNoise
 from .ledger import Ledger
 from .mechanism import Mechanism
-from .noise import InsecureNoise, NoiseSource, SecureNoise
+from .noise import KEY_GIVEN, InsecureNoise, NoiseSource, SecureNoise
 from .operands import PrivateParameter, PrivateTensor
 from .partition import Partition
 from .rules.recurrent import note_order
@@ -70,7 +70,9 @@ class Engine:
         self._unsafe: set[str] = set()
         # of all steps, those before a resume included
         self._secure, self._hardened = noise.secure, amounts.rounding > 0
-        self._foreign = "" if isinstance(noise, (SecureNoise, InsecureNoise, HardenedNoise)) else type(noise).__name__
+        self._foreign = _vouched_for(noise)
+        if self.ledger is not None and not noise.secure:
+            self.ledger.void(_REPRODUCIBLE)
         self._norms: dict[str, Tensor] = {}
         self._tape = Tape(self.clip, loss_reduction, self._clipped)
         self._groups = self._open_groups({n: p for n, p in model.named_parameters() if p.requires_grad})
@@ -228,11 +230,6 @@ class Engine:
         Raises:
             PrivacyViolation: clipping alone, noise that a seed reproduces, or batches of unknown sampling: nothing can be claimed.
         """
-        if not self._secure:
-            raise PrivacyViolation(
-                "the noise of this run comes from a seed and can be subtracted again, so no epsilon can be claimed; attach "
-                "without noise= for secure noise (mechanism.epsilon(delta=..) gives the figure of the plan)"
-            )
         return self._require_ledger().epsilon(delta=delta, sampling_vouched_by_user=sampling_vouched_by_user)
 
     def record(self, *, delta: float, sampling_vouched_by_user: bool = False) -> PrivacyRecord:
@@ -327,7 +324,22 @@ class Engine:
             raise PrivacyViolation(
                 "the saved run and this engine must both have a mechanism, or neither: attach as it was attached"
             )
+        if self._step.under_way:
+            raise PrivacyViolation(
+                "a logical batch is under way: it was clipped at the thresholds of this engine. Load the state before the first "
+                "backward pass, or after optimizer.step(); engine.discard() gives the batch up"
+            )
         if self.ledger is not None:
+            saved = self.ledger.steps_in(state["ledger"])
+            if (
+                saved > self.ledger.steps
+                and isinstance(self.noise, (SecureNoise, HardenedNoise))
+                and self.noise.key_was_given
+            ):
+                raise PrivacyViolation(
+                    f"the saved run released {saved} steps, and this engine's noise is under a key that was given: if it is the "
+                    "key of that run, its noise comes a second time, and can be subtracted. Attach without noise=, for a fresh key"
+                )
             self.ledger.load_state_dict(state["ledger"])
         self._amounts.load(state["thresholds"])
         for group in self._groups:
@@ -335,6 +347,8 @@ class Engine:
         self._unsafe |= set(state["unsafe"])
         if self.ledger is not None and self.ledger.steps:
             self._secure = self._secure and state["noise"]["secure"] is True
+            if not self._secure:
+                self.ledger.void(_REPRODUCIBLE)
             self._hardened = self._hardened and state["noise"]["hardened"] is True
             self._foreign = self._foreign or str(state["noise"]["foreign"])
 
@@ -379,3 +393,17 @@ class Engine:
                 "this engine clips without noise (mechanism=None), so it guarantees nothing: attach with a calibrated Mechanism"
             )
         return self.ledger
+
+
+_REPRODUCIBLE = (
+    "the noise of this run comes from a seed and can be subtracted again, so no epsilon can be claimed; attach without noise= for "
+    "secure noise (mechanism.epsilon(delta=..) gives the figure of the plan)"
+)
+
+
+def _vouched_for(noise: NoiseSource) -> str:
+    """What the statement says of noise that groupclip can't answer for; nothing of its own."""
+    if type(noise) not in (SecureNoise, InsecureNoise, HardenedNoise):  # a subclass may add another noise, or none
+        return type(noise).__name__
+    given = isinstance(noise, (SecureNoise, HardenedNoise)) and noise.key_was_given
+    return KEY_GIVEN if given else ""

@@ -83,6 +83,7 @@ class HardenedNoise:
 
     def __init__(self, key: bytes | None = None) -> None:
         self._stream = Keystream(new_key() if key is None else key, "groupclip/noise/hardened")
+        self.key_was_given = key is not None
 
     def __repr__(self) -> str:
         return "HardenedNoise()"

@@ -19,6 +19,7 @@ class Ledger:
     def __init__(self, mechanism: Mechanism) -> None:
         self._mechanism = mechanism
         self._steps: dict[str, int] = {sampler: 0 for sampler in SAMPLERS}
+        self._void = ""
 
     @property
     def mechanism(self) -> Mechanism:
@@ -57,12 +58,19 @@ class Ledger:
         self.check()
         self._steps[sampling] += 1
 
+    def void(self, reason: str) -> None:
+        """No epsilon may be claimed for these steps: :meth:`spent` and :meth:`epsilon` raise PrivacyViolation and say so."""
+        self._void = reason
+
     def spent(self, *, delta: float, sampling_vouched_by_user: bool = False) -> PrivacySpent:
         """What the released steps have spent at ``delta``.
 
         Raises:
-            PrivacyViolation: steps on batches that groupclip didn't draw, and nobody vouches for their sampling.
+            PrivacyViolation: steps on batches that groupclip didn't draw, and nobody vouches for their sampling; noise that can
+                be subtracted again.
         """
+        if self._void:
+            raise PrivacyViolation(self._void)
         if self._steps["user"] and not sampling_vouched_by_user:
             raise PrivacyViolation(
                 f"{self._steps['user']} of {self.steps} steps were on batches that groupclip didn't draw, or not on exactly one "
@@ -86,6 +94,12 @@ class Ledger:
             "plan_hash": self.mechanism.plan_hash,
             "steps": dict(self._steps),
         }
+
+    def steps_in(self, state: Mapping[str, object]) -> int:
+        """The number of steps that a saved ledger counts. Raises ValueError for what isn't one."""
+        if set(state) != _KEYS:
+            raise ValueError(f"not the state of a ledger: its keys are {sorted(state)}, they should be {sorted(_KEYS)}")
+        return sum(_counts(state["steps"]).values())
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Go on from a saved ledger of the same plan.

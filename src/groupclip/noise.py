@@ -19,6 +19,9 @@ CHUNK = 1 << 17  # coordinates drawn at a time on the CPU: 2 MiB of workspace st
 _CUDA_CHUNK = 1 << 21  # 16 MiB
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
+#: What statements call noise under a key of the user's: nobody knows who else has the key, or whether it was used before.
+KEY_GIVEN = "groupclip under a key that was given"
+
 
 @runtime_checkable
 class NoiseSource(Protocol):
@@ -107,6 +110,7 @@ class SecureNoise(_StreamNoise):
 
     def __init__(self, key: bytes | None = None) -> None:
         super().__init__(new_key() if key is None else key)
+        self.key_was_given = key is not None
 
     def __repr__(self) -> str:
         return "SecureNoise()"

@@ -6,6 +6,7 @@ add-or-remove adjacency it tells who is in), so nothing here prints or logs it.
 
 import bisect
 import itertools
+import threading
 import weakref
 from collections.abc import Hashable, Iterator, Sequence, Sized
 from typing import Any
@@ -133,7 +134,8 @@ class LogicalBatch:
         self._begun = False
         self._claimed_by: set[int] = set()
         self._number = next(_numbers)
-        _live.add(self)
+        with _lock:
+            _live.add(self)
 
     def __repr__(self) -> str:
         return f"LogicalBatch(step={self.step})"
@@ -185,6 +187,12 @@ class _Run:
 
 _live: "weakref.WeakSet[LogicalBatch]" = weakref.WeakSet()
 _numbers = itertools.count()
+_lock = threading.Lock()  # engines of several threads look at what is in use
+
+
+def _in_use() -> list[LogicalBatch]:
+    with _lock:
+        return list(_live)
 
 
 def drawn_so_far() -> int:
@@ -203,20 +211,19 @@ def claim(mechanism: Mechanism, owner: int, samples: int, since: int = -1) -> bo
     them) counts as the user's own sampling.
     """
     fitting = [b for b in _candidates(mechanism, owner, samples, since) if b._run.secret]
-    in_turn = next((b for b in fitting if not b._run.leaves_out(b, owner, since)), None)
-    if in_turn is not None:
-        used = [in_turn]
-    else:  # whatever this step was on, those under way are not left out by the next
-        used = [b for b in _live if b._begun and b._run.mechanism == mechanism and b._number > since]
+    # Other runs of the same plan (of other threads) may have a batch of the same size: it is theirs to claim all the same.
+    in_turn = [b for b in fitting if not b._run.leaves_out(b, owner, since)]
+    under_way = [b for b in _in_use() if b._begun and b._run.mechanism == mechanism and b._number > since]
+    used = in_turn or under_way  # whatever this step was on, those under way are not left out by the next
     for batch in used:
         batch._claimed_by.add(owner)
         batch._run.done_with(batch, owner)
-    return in_turn is not None
+    return bool(in_turn)
 
 
 def in_use(mechanism: Mechanism, since: int = -1) -> bool:
     """Whether a logical batch of this mechanism, drawn under a secret key after ``since``, is in use."""
-    return any(b._run.secret and b._run.mechanism == mechanism and b._number > since for b in _live)
+    return any(b._run.secret and b._run.mechanism == mechanism and b._number > since for b in _in_use())
 
 
 def check_filling(mechanism: Mechanism, owner: int, samples: int, acting: int, since: int = -1) -> None:
@@ -240,7 +247,7 @@ def check_filling(mechanism: Mechanism, owner: int, samples: int, acting: int, s
 
 def _candidates(mechanism: Mechanism, owner: int, samples: int, since: int) -> "Iterator[LogicalBatch]":
     """The logical batches that a step may have been taken on, the earliest first."""
-    for batch in sorted(_live, key=lambda batch: batch.step):
+    for batch in sorted(_in_use(), key=lambda batch: batch.step):
         ours = batch._run.mechanism == mechanism and batch._number > since and owner not in batch._claimed_by
         if ours and batch._is_whole(samples):
             yield batch

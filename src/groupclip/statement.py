@@ -60,7 +60,7 @@ class PrivacyRecord:
             0 where the noise is in floating point.
         sampling_vouched_by_user: somebody answers for it that batches which groupclip didn't draw were drawn as the plan says.
             Without that, no epsilon is claimed for them.
-        foreign_noise: name of the source of noise, where it isn't groupclip's.
+        foreign_noise: name of the source of noise, where it isn't groupclip's; ``noise.KEY_GIVEN`` where its key isn't.
 
     Raises:
         ValueError: groups that differ between thresholds and noise_std; counts that aren't whole.

@@ -57,6 +57,11 @@ class PrivateStep:
         if self._ledger is not None:  # a pass that no step follows may be of tensors without numbers (groupclip.memory)
             self._acting[group] += int(((norms > 0) & torch.isfinite(norms)).sum())
 
+    @property
+    def under_way(self) -> bool:
+        """Whether samples were clipped since the last step."""
+        return bool(self._seen) or self._broken
+
     def broke(self) -> None:
         """A backward pass failed half-way, and ``p.grad`` holds a part of its samples."""
         self._broken = True
@@ -126,11 +131,13 @@ class PrivateStep:
             self._ledger.check()
             self._give_up_what_was_cleared()
             check_filling(self._ledger.mechanism, id(self), _most(self._seen), _most(self._acting), self._since)
-            self._make_private(self._ledger.mechanism.expected_batch_size)
+            self._check_finite()
+            # Counted first: whatever interrupts what follows, no noise is added that isn't counted.
             own = claim(self._ledger.mechanism, id(self), _most(self._seen), self._since)
             self._ledger.record("groupclip" if own else "user")
             if not own:
                 self._say_whose_sampling()
+            self._make_private(self._ledger.mechanism.expected_batch_size)
         self._seen.clear()
         self._acting.clear()
         self._show_plain()
@@ -203,13 +210,15 @@ class PrivateStep:
             gradients = [slot.param.grad for slot in self._slots]
         return zip(self._slots, gradients, strict=True)
 
-    def _make_private(self, expected_batch_size: float) -> None:
+    def _check_finite(self) -> None:
         sums = [grad if slot.wide is None else slot.wide for slot, grad in self._gradients()]
         if not all(_is_finite(total) for total in sums if total is not None):
             raise PrivacyViolation(
                 "a summed gradient isn't finite, though every sample was bounded: the sum is too large for its dtype. Call "
                 "engine.discard() to give up this logical batch, and use a smaller threshold or float32 parameters"
             )
+
+    def _make_private(self, expected_batch_size: float) -> None:
         stds = self._amounts.stds
         for slot in self._slots:
             if not slot.param.requires_grad:

@@ -3,6 +3,7 @@
 import math
 
 from groupclip import accounting
+from groupclip.noise import KEY_GIVEN
 from groupclip.statement import MECHANISMS, SAMPLINGS, PrivacyRecord, software
 
 _ADJACENCY = {
@@ -103,7 +104,10 @@ def _result(record: PrivacyRecord) -> str:
     spent = record.spent
     assert spent is not None  # there are no obstacles
     if spent.steps == 0:
-        return "Nothing has been learnt from the data yet: no step was released, so epsilon is 0."
+        return (
+            "No step was released yet, so epsilon is 0. (It holds for what groupclip releases: weights that were moved by hand, "
+            "from gradients without noise, are not private.)"
+        )
     condition = ""
     if not record.sampling_is_ours:
         kind = (
@@ -208,6 +212,12 @@ def _sampling(record: PrivacyRecord) -> str:
 
 
 def _randomness(record: PrivacyRecord) -> str:
+    if record.secure_noise and record.foreign_noise == KEY_GIVEN:
+        return (
+            "The noise comes from a cryptographic generator (AES-256 in counter mode; on a GPU, a generator that is restarted from "
+            "it) under a key that the user gave: that it is secret, and was used for no other noise, is vouched for by whoever "
+            "trained the model."
+        )
     if record.secure_noise and record.foreign_noise:
         return (
             f"The noise was added by {record.foreign_noise}, which isn't groupclip's: that it is Gaussian, of the stated size and "
@@ -267,6 +277,8 @@ def _not_covered(record: PrivacyRecord) -> str:
     told = [
         "Tuning is not accounted: if settings were chosen by comparing several runs on these data, all of those runs "
         "count, and the true epsilon is larger.",
+        "Other trainings on these data, of other models or other parts of this one, spend their own epsilon, and all of "
+        "them add up.",
         "Neither are figures that were measured on the training data themselves (such as their loss or accuracy).",
         (
             "The noise is exact, on a grid; the sum that it is added to was formed in floating point, whose rounding isn't "
@@ -290,6 +302,8 @@ def _not_covered(record: PrivacyRecord) -> str:
 def _noise(record: PrivacyRecord) -> str:
     if not record.secure_noise:
         return "INSECURE: reproducible from a seed"
+    if record.foreign_noise == KEY_GIVEN:
+        return "secure if the key is, which was given"
     return f"of {record.foreign_noise}, not groupclip's, vouched for" if record.foreign_noise else "secure"
 
 

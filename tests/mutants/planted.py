@@ -118,6 +118,24 @@ CLIPPING = (
         "tests/test_engine_steps.py tests/test_states_gradients.py",
         ("step.py", "        if changed:\n", "        if False:\n"),
     ),
+    mutant(
+        "products summed in half precision",
+        "R_m bounds what is really added, rounding included",
+        "tests/test_precision_sums.py",
+        ("persample/base.py", "return a.to(wide) @ b.to(wide)", "return (a @ b).to(wide)"),
+    ),
+    mutant(
+        "sums in half precision before the noise",
+        "R_m bounds what is really added, rounding included",
+        "tests/test_precision_sums.py",
+        ("guard.py", "total if self.keeps_wide and", "total if False and"),
+    ),
+    mutant(
+        "thresholds loaded into a logical batch",
+        "the noise fits what it is added to",
+        "tests/test_noise_vouched.py",
+        ("engine.py", "        if self._step.under_way:\n", "        if False:\n"),
+    ),
 )
 
 NOISE = (
@@ -152,8 +170,8 @@ NOISE = (
         "tests/test_engine_noise.py",
         (
             "step.py",
-            "            self._noise.add_(slot.param.grad, stds[slot.group.name])\n",
-            "            for _ in stds:\n                self._noise.add_(slot.param.grad, stds[slot.group.name])\n",
+            "            self._noise.add_(total, stds[slot.group.name])\n",
+            "            for _ in stds:\n                self._noise.add_(total, stds[slot.group.name])\n",
         ),
     ),
     mutant(
@@ -168,7 +186,7 @@ NOISE = (
         "tests/test_engine_noise.py",
         (
             "step.py",
-            "                slot.param.grad = torch.zeros_like(slot.param.data)\n",
+            "                slot.param.grad, slot.wide = torch.zeros_like(slot.param.data), None\n",
             "                continue\n",
         ),
     ),
@@ -178,8 +196,8 @@ NOISE = (
         "tests/test_engine_noise.py",
         (
             "step.py",
-            "slot.param.grad.div_(expected_batch_size)",
-            "slot.param.grad.div_(max(1, max(self._seen.values(), default=1)))",
+            "total.div_(expected_batch_size)",
+            "total.div_(max(1, max(self._seen.values(), default=1)))",
         ),
     ),
     mutant(
@@ -324,6 +342,34 @@ ACCOUNTING = (
         "a statement says groupclip's sampling only for steps on whole batches of it",
         "tests/test_engine_state.py",
         ("step.py", '"groupclip" if own else "user"', '"groupclip"'),
+    ),
+    mutant(
+        "zero_grad between micro-batches vouched for",
+        "a statement says groupclip's sampling only for steps on whole batches of it",
+        "tests/test_states_gradients.py",
+        ("step.py", "        if not cleared or self._ledger is None:\n", "        if True:\n"),
+    ),
+    mutant(
+        "batches left out vouched for",
+        "a statement says groupclip's sampling only where every batch that was drawn has a step",
+        "tests/test_sampling_claims.py",
+        ("sampling.py", "return self._position(batch) > done", "return False"),
+    ),
+    mutant(
+        "the noise of a given key resumed",
+        "no noise is ever added twice",
+        "tests/test_noise_vouched.py",
+        ("engine.py", "if saved > self.ledger.steps and isinstance(", "if False and isinstance("),
+    ),
+    mutant(
+        "a subclass's noise called groupclip's",
+        "the statement names noise that groupclip can't answer for",
+        "tests/test_noise_vouched.py",
+        (
+            "engine.py",
+            "if type(noise) not in (SecureNoise, InsecureNoise, HardenedNoise):",
+            "if not isinstance(noise, (SecureNoise, InsecureNoise, HardenedNoise)):",
+        ),
     ),
     mutant(
         "sampling that nobody vouches for",

@@ -271,7 +271,10 @@ def test_o11_rate_and_batch_size_are_given_not_guessed(loader_options: dict[str,
 
 
 def test_o12_an_abandoned_logical_batch() -> None:
-    """Opacus after a `break` inside a logical batch mixes what was summed into the next step."""
+    """Opacus after a `break` inside a logical batch mixes what was summed into the next step.
+
+    Here nothing is mixed; and as which batch is abandoned may depend on what is in it, the next step isn't vouched for.
+    """
     x, labels = MLP.batch(40)
     model = MLP.model()
     optimizer, engine = private(model, steps=6)
@@ -290,7 +293,7 @@ def test_o12_an_abandoned_logical_batch() -> None:
         scheduler.step()
         optimizer.zero_grad()
     assert engine.ledger is not None
-    assert engine.ledger.steps_by_sampler == {"groupclip": 5, "user": 0}
+    assert engine.ledger.steps_by_sampler == {"groupclip": 4, "user": 1}
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.5**5)  # once a logical step
 
 
