@@ -331,11 +331,7 @@ class Engine:
             )
         if self.ledger is not None:
             saved = self.ledger.steps_in(state["ledger"])
-            if (
-                saved > self.ledger.steps
-                and isinstance(self.noise, (SecureNoise, HardenedNoise))
-                and self.noise.key_was_given
-            ):
+            if saved > self.ledger.steps and _vouched_for(self.noise) == KEY_GIVEN:
                 raise PrivacyViolation(
                     f"the saved run released {saved} steps, and this engine's noise is under a key that was given: if it is the "
                     "key of that run, its noise comes a second time, and can be subtracted. Attach without noise=, for a fresh key"

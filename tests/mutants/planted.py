@@ -359,7 +359,7 @@ ACCOUNTING = (
         "the noise of a given key resumed",
         "no noise is ever added twice",
         "tests/test_noise_vouched.py",
-        ("engine.py", "if saved > self.ledger.steps and isinstance(", "if False and isinstance("),
+        ("engine.py", "if saved > self.ledger.steps and _vouched_for", "if False and _vouched_for"),
     ),
     mutant(
         "a subclass's noise called groupclip's",
