@@ -80,7 +80,9 @@ class Engine:
         self._step = PrivateStep(
             self._slots, self.ledger, self.noise, self._amounts, self._show_plain, self._show_private
         )
-        self._forward = Forward(model, self._tape, self._groups, self._show_private)
+        self._forward = Forward(
+            model, self._tape, self._groups, self._show_private, noise_to_come=mechanism is not None
+        )
         self._handles = self._hook(model, optimizer)
         self._attached = True
         self._show_private()

@@ -24,7 +24,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from .batch import replaced, tensors_in
 from .layout import Layouts, Place
-from .snapshot import Snapshot
+from .snapshot import Buffers, Snapshot
 
 #: What was assumed wrongly in one round may hide places until the next (a constant that turns out to be derived).
 _ROUNDS = 4
@@ -101,9 +101,17 @@ class Companions:
             )
 
 
+@dataclass(frozen=True)
+class Lesson:
+    """What came of a lesson, besides what ``layouts`` was taught."""
+
+    given: bool
+    buffers_of_samples: frozenset[str] = frozenset()  # that state_dict publishes, and the model fills from its batch
+
+
 def learn(
     model: nn.Module, layouts: Layouts, companions: Companions, run: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> bool:
+) -> Lesson:
     """Give ``layouts`` a lesson: passes over two samples of the inputs, of which one changes each time.
 
     The model (buffers, attributes, modes) and random number generators are left as they were. A model that can't run
@@ -117,7 +125,7 @@ def learn(
         args, kwargs: of the forward pass that is about to be made.
 
     Returns:
-        Whether a lesson was given: False where the batch can't teach anything (one sample, or samples that are alike).
+        What came of it; none is given where the batch can't teach anything (one sample, or samples that are alike).
     """
     tensors = [t for t in tensors_in((args, kwargs)) if t.dim() > 0]
     batch = tensors[0].shape[0] if tensors else 0
@@ -125,7 +133,7 @@ def learn(
     # Those that differ from sample 0 in the most inputs: in their length too, if lengths differ.
     others = sorted(range(1, min(batch, _CANDIDATES)), key=lambda i: -_differing(samples, 0, i))[:2]
     if not others or _differing(samples, 0, others[0]) == 0:
-        return False
+        return Lesson(given=False)
 
     devices = sorted({t.device.index for t in tensors if t.device.type == "cuda"})
     # If the model can't run on two samples, an input that isn't of the batch may be as long as it by chance (positions). The
@@ -133,15 +141,17 @@ def learn(
     first, *rest = map(id, samples)
     several = {id(t) for t in samples if t.dim() > 1}
     cuts = dict.fromkeys((frozenset((first, *rest)), frozenset(several | {first}), frozenset((first,))))
-    snapshot = Snapshot(model)
+    snapshot, buffers = Snapshot(model), Buffers(model)
     for cut in cuts:
-        passes = _Passes(run, args, kwargs, cut, devices, snapshot)
+        passes = _Passes(run, args, kwargs, cut, devices, snapshot, buffers)
         met = _teach(layouts, passes, others)
         layouts.failed = met is None
         if met is not None:
             _look_beside(layouts, companions, passes, tensors, met)
+            if buffers.changed and not buffers.of_samples:  # a maximum may be sample 0's in all of them
+                passes.look_only(layouts, (others[0], others[0]))
             break
-    return True
+    return Lesson(given=True, buffers_of_samples=frozenset(buffers.of_samples))
 
 
 @dataclass(frozen=True)
@@ -151,6 +161,7 @@ class _Passes:
     Attributes:
         cut: ids of the inputs whose dimension 0 is the sample.
         snapshot: of the model before the lesson.
+        buffers: are looked at after each pass.
     """
 
     run: Any
@@ -159,6 +170,7 @@ class _Passes:
     cut: frozenset[int]
     devices: list[int]
     snapshot: Snapshot
+    buffers: Buffers
 
     def meet(self, layouts: Layouts, samples: tuple[int, ...]) -> dict[Place, list[Tensor]] | None:
         """What parameters meet in a pass on these samples; None if the model can't be run on them."""
@@ -173,6 +185,7 @@ class _Passes:
             _under_way.lessons += 1
             try:
                 self.run(args, kwargs)
+                self.buffers.look()
             except Exception as error:
                 # The real pass that follows raises it too, unless two samples are the reason. Its text may quote data.
                 _log.debug("the model can't run on two samples: %s", type(error).__name__)
@@ -180,6 +193,12 @@ class _Passes:
             finally:
                 _under_way.lessons -= 1
         return met
+
+    def look_only(self, layouts: Layouts, samples: tuple[int, ...]) -> None:
+        """A pass for what it leaves behind alone."""
+        complete = layouts.complete
+        self.meet(layouts, samples)
+        layouts.complete = complete
 
 
 def _look_beside(

@@ -34,6 +34,41 @@ class Snapshot:
                     restore()
 
 
+class Buffers:
+    """The buffers that ``state_dict`` would publish, looked at after passes over samples that differ.
+
+    Attributes:
+        changed: some pass changed one.
+        of_samples: names of those whose values depend on the samples.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._before = {name: (buffer, buffer._version) for name, buffer in _published(model)}
+        self._after: dict[str, Tensor] = {}
+        self.changed = False
+        self.of_samples: set[str] = set()
+
+    def look(self) -> None:
+        """After a pass, before it is undone. The random numbers are the same in all of them."""
+        for name, buffer in _published(self._model):
+            before, version = self._before.get(name, (None, 0))
+            if buffer is before and buffer._version == version:
+                continue
+            self.changed = True
+            now = buffer.detach().clone()
+            other = self._after.setdefault(name, now)
+            if other.shape != now.shape or not torch.equal(other.nan_to_num(), now.nan_to_num()):
+                self.of_samples.add(name)
+
+
+def _published(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for prefix, module in model.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:
+                yield f"{prefix}.{name}".lstrip("."), buffer
+
+
 def _attributes(attributes: dict[str, Any], seen: set[int]) -> _Restore:
     """Names, the objects behind them, and what is in these: others may rely on the identity of a container."""
     before = attributes.copy()

@@ -14,6 +14,7 @@ from torch import nn
 from .admission import check_caller, check_coverage
 from .batch import tensors_in
 from .course import Course
+from .errors import PrivacyViolation
 from .gate import Group
 from .lesson import Companions, learn
 from .operands import PrivateParameter, PrivateTensor
@@ -31,9 +32,13 @@ class Forward:
         tape: of the engine.
         groups: of the engine.
         private: gives the parameters the class by which their uses are seen.
+        noise_to_come: there is a mechanism: what the model holds after training is to be private.
     """
 
-    def __init__(self, model: nn.Module, tape: Tape, groups: list[Group], private: Callable[[], None]) -> None:
+    def __init__(
+        self, model: nn.Module, tape: Tape, groups: list[Group], private: Callable[[], None], *, noise_to_come: bool
+    ) -> None:
+        self._noise_to_come = noise_to_come
         self._model, self._tape, self._groups, self._show_private = model, tape, groups, private
         self._lessons = self._passes = 0
         self._given = False  # a lesson on the inputs of the pass under way, or of one before
@@ -89,14 +94,21 @@ class Forward:
             group.gate = None
         batch = self._tape.batch
         try:
-            self._given = given = learn(self._model, self._tape.layouts, self._companions, self._run, args, kwargs)
-            if given:
+            lesson = learn(self._model, self._tape.layouts, self._companions, self._run, args, kwargs)
+            self._given = lesson.given
+            if lesson.given:
                 self._lessons += shape in self._shapes  # again on a shape that should have taught all there is
                 self._shapes.add(shape)
         finally:
             self._tape.batch = batch
             for group, gate in zip(self._groups, pending, strict=True):
                 group.gate = gate
+        if lesson.buffers_of_samples and self._noise_to_come:
+            raise PrivacyViolation(
+                f"the forward pass fills the buffer {min(lesson.buffers_of_samples)!r} with values that depend on the samples: "
+                "state_dict() would publish them without noise. Register it with persistent=False if the model does without it, or "
+                "fill it from public data and put its module in eval mode"
+            )
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._tape.begin_forward((args, kwargs))

@@ -16,7 +16,7 @@ from rich.console import Console
 from groupclip.cli.app import run
 from groupclip.cli.progress import Terminal
 from groupclip.cli.signals import StopOnSignal
-from groupclip.run import Beginning, resume, start
+from groupclip.run import CHECKPOINT_SECONDS, Beginning, resume, start
 
 SMALL = ["--task", "digits", "--model", "linear", "--clipping", "layer-wise", "--epsilon", "3", "--batch-size", "64"]
 SLOW = [*SMALL[:-1], "512", "--steps", "12", "--microbatch", "1", "--eval-every", "0"]  # about a second a step
@@ -249,3 +249,10 @@ def test_the_second_signal_ends_at_once(capfd, number, code):
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), number)
     assert "again to stop at once" in capfd.readouterr().err
+
+
+def test_help_says_how_often_a_run_is_kept_and_how_it_stops(capsys):
+    assert run(["train", "--help"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"every {CHECKPOINT_SECONDS:.0f} seconds a checkpoint is written" in told
+    assert f"SIGTERM ({128 + signal.SIGTERM}) finish the step" in told

@@ -113,6 +113,12 @@ CLIPPING = (
         ),
     ),
     mutant(
+        "buffers filled from samples published",
+        "nothing of a sample is published without noise",
+        "tests/test_engine_buffers.py",
+        ("watch.py", "if lesson.buffers_of_samples and self._noise_to_come:", "if False:"),
+    ),
+    mutant(
         "gradients changed by hand accepted",
         "the noise fits what it is added to",
         "tests/test_engine_steps.py tests/test_states_gradients.py",

@@ -18,6 +18,7 @@ from groupclip.reproduce.scaled import (
     text_data,
     text_made,
     text_model,
+    vision,
 )
 from groupclip.reproduce.source import MissingSource
 from groupclip.reproduce.trainer import train_cell
@@ -158,6 +159,35 @@ def test_a_missing_file_says_how_to_get_it(tmp_path: Path) -> None:
         text_data.read_sst2(tmp_path)
     with pytest.raises(MissingSource, match="vaderSentiment"):
         text.build(text.SMOKE, text.Folders(tmp_path, tmp_path), 2, balance=False)
+
+
+def test_all_missing_files_are_named_at_once(tmp_path: Path) -> None:
+    """And each of them is in the table of the page that the message names."""
+    page = (Path(__file__).parents[2] / "docs/reproduction-data.md").read_text()
+    twins = {
+        text: {text_data.SST2, *text.PUBLIC},
+        e2e: {e2e.E2E, *e2e.PUBLIC},
+        vision: {vision.PUBLIC, vision.PRIVATE},
+    }
+    for twin, names in twins.items():
+        build = twin.real_cells(tmp_path, tmp_path / "made")[0].build
+        with pytest.raises(MissingSource, match=r"docs/reproduction-data\.md") as refusal:
+            build()
+        assert all(name in str(refusal.value) and f"`{name}`" in page for name in names)
+        there = sorted(names)[0]
+        (tmp_path / there).write_text("")
+        with pytest.raises(MissingSource, match=f"lacks {len(names) - 1} of the {len(names)} files") as refusal:
+            build()
+        assert f"{there} (" not in str(refusal.value)
+
+
+def test_what_was_made_once_needs_no_public_files(tmp_path: Path) -> None:
+    cell = e2e.smoke_cells(tmp_path)[0]
+    cell.build()
+    for name in e2e.PUBLIC:
+        (tmp_path / name).unlink()
+    e2e._public_model.cache_clear()
+    cell.build()
 
 
 def test_the_area_counts_pairs_in_the_right_order() -> None:
