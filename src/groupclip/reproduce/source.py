@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -70,6 +71,16 @@ def needed(module: str, what: str, install: str = INSTALL) -> ModuleType:
         raise MissingSource(
             f"{what} needs the package '{error.name}', which isn't installed; run: {install}"
         ) from error
+
+
+def needed_files(folder: Path, files: Mapping[str, str]) -> None:
+    """Look for files by name -> what it holds. ``MissingSource`` names ALL that aren't there, so that one look is enough."""
+    absent = [f"{name} ({holds})" for name, holds in files.items() if not (folder / name).is_file()]
+    if absent:
+        raise MissingSource(
+            f"{folder} lacks {len(absent)} of the {len(files)} files that this experiment reads: {'; '.join(absent)}. Put them "
+            "there; what each one holds, and where it comes from, is in docs/reproduction-data.md"
+        )
 
 
 def reason(error: Exception) -> str:

@@ -24,7 +24,9 @@ def small_jobs(twin: str, wanted: Wanted, data: Path | None, out: Path) -> list[
         twins = ", ".join(sorted({experiment.twin for experiment in known})) or "none yet"
         raise ValueError(f"{twin} has no small twin; those with one: {twins}")
     if data is None:
-        raise ValueError("--scale small needs --data-folder, the folder of the small data sets (docs/reproduction.md)")
+        raise ValueError(
+            "--scale small needs --data-folder, the folder of the small data sets (docs/reproduction-data.md)"
+        )
     jobs: list[Job] = []
     every: list[ScaledCell] = []
     for experiment in mine:

@@ -25,12 +25,13 @@ from typing import Any
 from torch import nn
 
 from ..settings import TrainSettings
+from ..source import needed_files
 from ..workload import Workload
 from . import ScaledCell, ScaledExperiment
 from .before import scores_before
 from .e2e_data import E2E, collate, encode, read_e2e, read_table
 from .e2e_made import write_made
-from .e2e_pretraining import PUBLIC, Recipe, Shape, losses, pretrained
+from .e2e_pretraining import PUBLIC, Recipe, Shape, losses, made_files, pretrained
 from .e2e_scores import Asked, scores
 
 NAME = "e2e-small"
@@ -102,7 +103,12 @@ def _cell(scale: Scale, folders: Folders, name: str, seed: int, epsilon: float |
 
 def build(scale: Scale, name: str, folders: Folders) -> Workload:
     """A fresh copy of the pretrained model, on the private pairs."""
-    base, tokenizer = _public_model(scale.shapes[name], scale.recipe, folders)
+    shape = scale.shapes[name]
+    files = {E2E: "gzip of JSON lines with split, mr and refs"}
+    if not all(file.exists() for file in made_files(folders.kept, shape, scale.recipe)):
+        files |= {file: f"gzip of JSON lines with {' and '.join(fields)}" for file, fields in PUBLIC.items()}
+    needed_files(folders.data, files)
+    base, tokenizer = _public_model(shape, scale.recipe, folders)
     model = copy.deepcopy(base)
     found = read_e2e(folders.data / E2E)
     train = [(table.prompt, table.hide(text)) for table, text in _pairs(found["train"])]

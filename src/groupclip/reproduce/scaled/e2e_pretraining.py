@@ -138,6 +138,13 @@ def keywords(sentence: str, draw: random.Random) -> tuple[str, str]:
     return " | ".join(values), " ".join(word for word in words if word)
 
 
+def made_files(made: Path, shape: Shape, recipe: Recipe) -> tuple[Path, Path]:
+    """Where :func:`pretrained` keeps weights and vocabulary; with both, it reads no public file."""
+    facts = json.dumps([asdict(shape), asdict(recipe)], sort_keys=True)
+    key = hashlib.sha256(facts.encode()).hexdigest()[:8]
+    return made / f"gpt2-{shape.width}x{shape.blocks}-{key}.safetensors", made / f"bpe-{shape.vocabulary}.json"
+
+
 def pretrained(
     folder: Path, made: Path, shape: Shape, recipe: Recipe, tell: Callable[[int, float], None] | None = None
 ) -> tuple[nn.Module, Any]:
@@ -145,10 +152,7 @@ def pretrained(
     from safetensors.torch import load_model, save_model
     from tokenizers import Tokenizer
 
-    facts = json.dumps([asdict(shape), asdict(recipe)], sort_keys=True)
-    key = hashlib.sha256(facts.encode()).hexdigest()[:8]
-    weights = made / f"gpt2-{shape.width}x{shape.blocks}-{key}.safetensors"
-    words = made / f"bpe-{shape.vocabulary}.json"
+    weights, words = made_files(made, shape, recipe)
     torch.manual_seed(recipe.seed)
     model = gpt2(shape)
     if weights.exists() and words.exists():

@@ -26,6 +26,7 @@ from typing import Any
 
 from ...adaptive import Adaptive
 from ..settings import TrainSettings
+from ..source import needed_files
 from ..workload import Workload
 from . import ScaledCell, ScaledExperiment
 from .before import scores_before
@@ -119,6 +120,8 @@ def _cell(
 
 def build(scale: Scale, folders: Folders, blocks: int, *, balance: bool) -> Workload:
     """The pretrained model with a new head, on all private records or as many of either label."""
+    public = dict.fromkeys(PUBLIC, "public texts, of vaderSentiment 3.3.2")
+    needed_files(folders.data, {SST2: "gzip of JSON lines with split, text and label", **public})
     base, train, dev = _prepared(scale, folders, blocks)
     model = copy.deepcopy(base)
     private = balanced(train, scale.each) if balance else train

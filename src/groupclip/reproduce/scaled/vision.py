@@ -25,6 +25,7 @@ from ...memory.passes import Sketched, optimizer_bytes
 from ...models.vit import VisionTransformer, ViTShape
 from ...partition import partition
 from ..settings import TrainSettings
+from ..source import needed_files
 from ..workload import Workload
 from . import ScaledCell, ScaledExperiment
 from .vision_data import SIDE, read
@@ -150,6 +151,7 @@ def _cell(
 
 def build(shape: ViTShape, recipe: Recipe, settings: TrainSettings, folders: Folders, *, private: str) -> Workload:
     """The pretrained model with a new head, on the private images of a file."""
+    needed_files(folders.data, {PUBLIC: "public images, .npz", private: "private images, .npz"})
     model, public_accuracy = _public_model(shape, recipe, folders)
     train, test = read(folders.data / private)
     model = copy.deepcopy(model)
