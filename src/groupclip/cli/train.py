@@ -84,8 +84,10 @@ def train(
 ) -> None:
     """Train a model with differential privacy.
 
-    What isn't given comes from the task's recipe; the run writes all settings to OUT/run.yaml. Ctrl-C
-    finishes the step, writes a checkpoint and says how to go on.
+    What isn't given comes from the task's recipe; the run writes all settings to OUT/run.yaml. Every step is charged on the
+    disk before it is taken, and every 30 seconds a checkpoint is written, at the end of a step: a crash loses the work since
+    then, and the lost steps stay charged. Ctrl-C (exit code 130) and SIGTERM (143) finish the step, write a checkpoint and
+    say how to go on; a second one stops at once.
 
     \b
     Examples:
