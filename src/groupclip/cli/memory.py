@@ -41,7 +41,8 @@ def plan(
 ) -> None:
     """Find the groups and norm methods with the least peak memory, or the fewest groups that fit in a memory.
 
-    Nothing is trained and no weight is in memory. The plan is for a step of clipping on this machine's kind of device.
+    "estimate" is each group's peak by the model of costs that finds the groups; "predicted peak" follows the whole step and is
+    nearer. Nothing is trained and no weight is in memory. The plan is for a step of clipping on this machine's kind of device.
 
     \b
     Example:

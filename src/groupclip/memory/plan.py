@@ -57,8 +57,8 @@ class Plan:
     plain_curve: Curve
 
     def table(self) -> str:
-        """For people: one row a group, then the totals."""
-        rows = [("group", "layers from", "to", "numbers", "peak")]
+        """For people: one row a group, with the cost model's estimate of its peak, then the totals of the sketched step."""
+        rows = [("group", "layers from", "to", "numbers", "estimate")]
         for name, members in self.partition.groups:
             size = f"{self.partition.sizes[name]:,}"
             rows.append((name, _layer(members[0]), _layer(members[-1]), size, show_bytes(self.group_peaks[name])))
