@@ -303,3 +303,58 @@ def test_an_optimizer_around_another_is_attached_itself() -> None:
     before = numbers(model)
     outer.step()
     assert not same(model, before) and engine.ledger is not None and engine.ledger.steps == 1
+
+
+class FailsOnce(torch.autograd.Function):
+    """Out of memory, once, in the middle of a backward pass."""
+
+    left = 0
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if FailsOnce.left:
+            FailsOnce.left -= 1
+            raise RuntimeError("out of memory")
+        return grad
+
+
+class Fragile(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(FailsOnce.apply(torch.tanh(self.first(x))))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_backward_pass_of_ones_own_that_fails_half_way(reduction: str) -> None:
+    """The upper layer's gradients have landed, and come again when it is tried again: samples would count twice."""
+    model, x = Fragile(), torch.randn(4, 6)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    engine = gc.attach(model, optimizer, "layer-wise", plan(), loss_reduction=reduction)  # type: ignore[arg-type]
+
+    def go() -> None:
+        losses = model(x).square().sum(1)
+        (losses.mean() if reduction == "mean" else losses.sum()).backward()
+
+    FailsOnce.left = 1
+    with pytest.raises(RuntimeError, match="out of memory"):
+        go()
+    go()
+    with pytest.raises(PrivacyViolation, match=r"failed half-way.*engine\.discard\(\)"):
+        optimizer.step()
+    assert engine.ledger is not None and engine.ledger.steps == 0
+    engine.discard()
+    go()
+    go()  # accumulated
+    optimizer.step()
+    assert engine.ledger.steps == 1
+    with pytest.raises(GroupClipError, match="still holds the private gradient"):
+        go()
+    optimizer.zero_grad()
+    go()

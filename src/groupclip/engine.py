@@ -107,6 +107,8 @@ class Engine:
 
     def _clipped(self, group: str, norms: Tensor) -> None:
         self._norms[group] = norms
+        if self._tape.permitted is None:
+            self._step.own_pass()
         self._step.saw(group, norms)
         self._amounts.saw(group, norms)
 

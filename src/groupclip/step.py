@@ -49,6 +49,7 @@ class PrivateStep:
         for slot in slots:
             slot.keeps_wide = ledger is not None
         self._broken = self._warned = False
+        self._own_passes: set[int] = set()  # of the user's own backward that began and haven't ended
         self._since = drawn_so_far()  # batches drawn before this engine are another's
 
     def saw(self, group: str, norms: Tensor) -> None:
@@ -62,6 +63,19 @@ class PrivateStep:
         """Whether samples were clipped since the last step."""
         return bool(self._seen) or self._broken
 
+    def own_pass(self) -> None:
+        """In a backward pass that isn't ``engine.backward``'s, before anything of it lands: checked as that is.
+
+        What it leaves is whole if it comes to its end. One that failed half-way is found out by the step.
+        """
+        task = torch._C._current_graph_task_id()
+        if task in self._own_passes:
+            return
+        if not self._own_passes:  # not one inside another (a re-entrant checkpoint)
+            self.check_accumulation()
+        self._own_passes.add(task)
+        torch.autograd.Variable._execution_engine.queue_callback(lambda: self._own_passes.discard(task))
+
     def broke(self) -> None:
         """A backward pass failed half-way, and ``p.grad`` holds a part of its samples."""
         self._broken = True
@@ -74,6 +88,7 @@ class PrivateStep:
         self._acting.clear()
         self._amounts.discard()
         self._broken = False
+        self._own_passes.clear()
 
     def check_accumulation(self) -> None:
         """Whether gradients may be added to ``p.grad`` now.
@@ -115,7 +130,7 @@ class PrivateStep:
                 "optimizer.step was called with a closure: the gradients that it computes would be applied without noise. "
                 "Call engine.backward first and then optimizer.step() without arguments"
             )
-        if self._broken:
+        if self._broken or self._own_passes:
             raise PrivacyViolation(_BROKEN)
         check_optimizer(
             optimizer,
