@@ -448,3 +448,13 @@ def test_stochastic_depth_and_random_times_are_no_mixing() -> None:
             return self.head(x + keep * self.body(x) / time)
 
     gc.check(Random(), cross_entropy, images(), "layer-wise")
+
+
+def test_a_call_that_fails_anyway_is_no_violation() -> None:
+    """Labels of a wrong dtype, say: the error is the user's own, and is there to be read."""
+    x, y = torch.randn(4, 5), torch.arange(4) % 3
+    with pytest.raises(ValueError, match="raises RuntimeError on the batch as it was given") as refusal:
+        gc.check(
+            nn.Linear(5, 3), lambda m, x, y: F.cross_entropy(m(x), y.float(), reduction="none"), (x, y), "layer-wise"
+        )
+    assert isinstance(refusal.value.__cause__, RuntimeError)

@@ -119,8 +119,29 @@ def check(
         replays = Replays(model, loss_fn, samples)
         try:
             return _checked(replays, data, partition_)
+        except Exception as error:
+            broken = _fails_as_it_is(replays, data)
+            if broken is None:
+                raise
+            raise ValueError(
+                f"loss_fn(model, *batch) raises {type(broken).__name__} on the batch as it was given, so nothing can be said of "
+                "single samples: make this call run first (the error above says what is wrong in it)"
+            ) from (broken if isinstance(error, GroupClipError) else error)
         finally:
             replays.weights.restore(every=True)
+
+
+def _fails_as_it_is(replays: Replays, data: Batch) -> Exception | None:
+    """What the model or the loss raises by itself, whatever is done to the batch."""
+    state = replays.state()
+    try:
+        with torch.no_grad():
+            replays.loss(data.pick(*range(data.size)))
+    except Exception as error:
+        return error
+    finally:
+        state.restore()
+    return None
 
 
 def _checked(replays: Replays, data: Batch, groups: Partition) -> CheckReport:
