@@ -42,7 +42,7 @@ REFUSED: dict[str, tuple[Callable[[nn.Module, torch.optim.Optimizer], object], t
     "threshold zero": (
         lambda m, o: gc.attach(m, o, "layer-wise", plan(), thresholds=0.0),
         ValueError,
-        r"threshold of group '0' is 0\.0: must be positive and finite",
+        r"thresholds=0\.0: must be positive and finite",
     ),
     "unknown loss reduction": (
         lambda m, o: gc.attach(m, o, "layer-wise", plan(), loss_reduction="avg"),  # pyright: ignore

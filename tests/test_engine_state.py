@@ -222,3 +222,12 @@ def test_logical_batches_are_groupclips_sampling_unless_added_to() -> None:
         optimizer.zero_grad()
     assert engine.ledger is not None and engine.ledger.steps_by_sampler == {"groupclip": 5, "user": 1}
     assert engine.ledger.sampling == "mixed"
+
+
+def test_printed_an_engine_says_what_it_does() -> None:
+    _, optimizer, engine = attached()
+    optimizer.step()
+    assert repr(engine) == "Engine(layer-wise, M=3, automatic, Ledger(1 of 6 steps, sampling: user))"
+    model = ENTRY.model()
+    clipping = gc.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), "all-layer", None)
+    assert repr(clipping) == "Engine(all-layer, M=1, automatic, clipping alone, NOT private)"

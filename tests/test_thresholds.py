@@ -36,7 +36,7 @@ def test_a_sequence_goes_by_order_and_a_mapping_by_name() -> None:
 @pytest.mark.parametrize("value", [0, -1.0, math.inf, math.nan])
 def test_a_threshold_must_be_positive_and_finite(value: float) -> None:
     for given_ in (value, [1.0, value, 1.0, 1.0], {"a": 1.0, "b": value, "c": 1.0, "d": 1.0}):
-        with pytest.raises(ValueError, match=r"threshold of group '[ab]' is .*: must be positive and finite"):
+        with pytest.raises(ValueError, match=r"(threshold of group '[ab]' is |thresholds=).*: must be positive and finite"):
             group_thresholds(given_, GROUPS)
 
 

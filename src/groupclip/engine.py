@@ -87,6 +87,10 @@ class Engine:
         self._attached = True
         self._show_private()
 
+    def __repr__(self) -> str:
+        counted = "clipping alone, NOT private" if self.ledger is None else repr(self.ledger)
+        return f"Engine({self.partition.style}, M={len(self.partition.names)}, {self.clip.name}, {counted})"
+
     def _hook(self, model: nn.Module, optimizer: Optimizer | None) -> list[Any]:
         watch = Watch(self._forward)
         handles: list[Any] = [

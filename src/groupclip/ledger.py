@@ -21,6 +21,9 @@ class Ledger:
         self._steps: dict[str, int] = {sampler: 0 for sampler in SAMPLERS}
         self._void = ""
 
+    def __repr__(self) -> str:
+        return f"Ledger({self.steps} of {self.mechanism.steps} steps, sampling: {self.sampling})"
+
     @property
     def mechanism(self) -> Mechanism:
         """The plan, which doesn't change."""

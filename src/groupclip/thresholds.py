@@ -56,6 +56,8 @@ def group_thresholds(thresholds: Thresholds, groups: Sequence[str]) -> dict[str,
             )
         values = {g: thresholds[g] for g in groups}
     elif isinstance(thresholds, (int, float)) and not isinstance(thresholds, bool):
+        if not 0 < thresholds < math.inf:
+            raise ValueError(f"thresholds={thresholds}: must be positive and finite")
         values = {g: thresholds / math.sqrt(len(groups)) for g in groups}
     elif isinstance(thresholds, Sequence) and not isinstance(thresholds, str):
         if len(thresholds) != len(groups):
