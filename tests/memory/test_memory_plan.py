@@ -160,3 +160,15 @@ def test_wrong_sizes(text: Any) -> None:
 def test_wrong_arguments(vit, arguments: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"give groups=|groups=|memory="):
         gc.plan(*vit, **arguments)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("groups", [1, 3])
+def test_of_half_precision_too(dtype: torch.dtype, groups: int) -> None:
+    """Its sums are kept in float32 until they have noise: four more bytes a parameter at the end of the pass."""
+    model = build_model("vit-micro", input_shape=(3, 32, 32), num_classes=10, patch_size=8, seed=0).to(dtype)
+    batch = torch.randn(6, 3, 32, 32, dtype=dtype), torch.randint(10, (6,))
+    plan = gc.plan(model, batch, groups=groups)
+    measured = measure(model, batch, plan.partition)
+    assert plan.predicted_peak == plan.static + measured.peak
+    assert measured.levels[-1] >= sum(p.numel() for p in model.parameters()) * (2 + 4)

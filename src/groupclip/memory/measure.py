@@ -12,7 +12,7 @@ from ..attaching import attach
 from ..batch import tensors_in
 from ..partition import Partition
 from .live import Live
-from .passes import Curve
+from .passes import Curve, as_with_noise
 from .workload import Loss, batch_bytes, default_loss
 
 
@@ -27,7 +27,7 @@ def measure(model: nn.Module, batch: Any, groups: Partition | str | None = None,
     Returns:
         Live bytes beside parameters and buffers, the batch included: comparable to :attr:`Plan.curve` level by level.
     """
-    engine = None if groups is None else attach(model, None, groups, None)
+    engine = None if groups is None else as_with_noise(attach(model, None, groups, None))
     parameters = list(model.parameters())
 
     def run() -> None:

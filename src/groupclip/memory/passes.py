@@ -41,6 +41,13 @@ class Curve:
     peak: int
 
 
+def as_with_noise(engine: Engine) -> Engine:
+    """Sums of half-precision parameters are kept in float32 beside their gradients, as they are where noise is to come."""
+    for slot in engine._slots:
+        slot.keeps_wide = True
+    return engine
+
+
 class Sketched:
     """A model and a batch as passes without numbers see them.
 
@@ -105,7 +112,7 @@ class Sketched:
         return recorder.closed
 
     def _attached(self, groups: Partition) -> tuple[Engine, Any]:
-        engine = attach(blank_model(self.model), None, groups, None)
+        engine = as_with_noise(attach(blank_model(self.model), None, groups, None))
         layouts = engine._tape.layouts = ShapeLayouts()
 
         def forward(samples: int) -> None:
