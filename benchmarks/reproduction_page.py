@@ -9,9 +9,9 @@ with @TABLE@ and @HARDWARE@ in it; else its table alone.
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
-import sys
 from pathlib import Path
 
 from groupclip.reproduce.catalogue import Table, catalogue
@@ -145,9 +145,12 @@ def full_scale(found: Found) -> tuple[str, dict[str, str]]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=Path, help="of results")
+    folder = parser.parse_args().folder
     KEPT.mkdir(exist_ok=True)
-    if len(sys.argv) > 1:
-        keep(Path(sys.argv[1]))
+    if folder is not None:
+        keep(folder)
     full = kept(EXPERIMENT)
     cells = {cell for table in catalogue().values() for row in table.rows for cell in row.cells()}
     run = f"Of the {len(cells)} runs at full scale, {len(full) or 'none'} {'was' if len(full) < 2 else 'were'} made"

@@ -7,7 +7,7 @@ With a folder of results (of ``groupclip reproduce sst2 --scale small --out FOLD
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 
 from groupclip.reproduce.pages import environments, experiments_in
@@ -42,9 +42,12 @@ def write(name: str) -> None:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=Path, help="of results")
+    folder = parser.parse_args().folder
     for name in PAGES:
-        if len(sys.argv) > 1 and name in experiments_in(Path(sys.argv[1])):
-            gather(Path(sys.argv[1]), name, DOCS / f"{name}.json")
+        if folder is not None and name in experiments_in(folder):
+            gather(folder, name, DOCS / f"{name}.json")
         if (DOCS / f"{name}.json").exists():
             write(name)
 

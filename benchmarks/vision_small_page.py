@@ -7,7 +7,7 @@ With a folder of results (of ``groupclip reproduce vision --scale small --out FO
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 
 from groupclip.reproduce.pages import environments
@@ -19,9 +19,12 @@ NAME = "vision-small"
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=Path, help="of results")
+    folder = parser.parse_args().folder
     kept = DOCS / f"{NAME}.json"
-    if len(sys.argv) > 1:
-        gather(Path(sys.argv[1]), NAME, kept)
+    if folder is not None:
+        gather(folder, NAME, kept)
     results = gathered(kept)
     report = Report(results)
     search = learning_rates(gathered(DOCS / f"{NAME}-lr.json"))
