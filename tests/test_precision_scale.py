@@ -122,14 +122,33 @@ def test_a_grad_scaler_that_is_off_is_nothing() -> None:
     assert engine.ledger is not None and engine.ledger.steps == 1
 
 
-def test_a_sum_too_large_for_its_dtype_is_not_released() -> None:
-    """Every sample obeys R, and yet float16 can't hold their sum."""
+def summed(dtype: torch.dtype, threshold: float) -> tuple[nn.Module, torch.optim.Optimizer, gc.Engine]:
+    """Eight samples that are alike, each of length ``threshold`` after clipping."""
     model, optimizer, engine = attached(
-        ENTRY.model(torch.float16), clip="flat-normalised", thresholds=[60000.0] * 3, mechanism=plan(sigma=0.0)
+        ENTRY.model(dtype), clip="flat-normalised", thresholds=[threshold] * 3, mechanism=plan(sigma=0.0)
     )
-    batch = tuple(t[:1].repeat_interleave(8, 0) for t in ENTRY.batch(1, torch.float16))
+    batch = tuple(t[:1].repeat_interleave(8, 0) for t in ENTRY.batch(1, dtype))
     engine.backward(ENTRY.losses(model, batch))
+    return model, optimizer, engine
+
+
+def test_a_sum_too_large_for_its_dtype_is_not_released() -> None:
+    """Every sample obeys R, and yet float32 can't hold their sum."""
+    model, optimizer, engine = summed(torch.float32, 3e38)
     before = numbers(model)
     with pytest.raises(PrivacyViolation, match=r"isn't finite.*too large for its dtype.*smaller threshold or float32"):
         optimizer.step()
     assert same(model, before) and engine.ledger is not None and engine.ledger.steps == 0
+
+
+def test_a_sum_that_float16_cannot_hold_is_kept_beside_it() -> None:
+    """Over the expected batch size it fits again."""
+    model, optimizer, engine = summed(torch.float16, 60_000.0)
+    assert any(torch.isinf(p.grad).any() for p in model.parameters() if p.grad is not None)
+    optimizer.step()
+    assert engine.ledger is not None and engine.ledger.steps == 1
+    lengths = {group: 0.0 for group in engine.partition.names}
+    for name, p in model.named_parameters():
+        assert p.grad is not None
+        lengths[engine.partition.group_of(name)] += float(p.grad.double().square().sum())
+    assert [math.sqrt(square) for square in lengths.values()] == pytest.approx([60_000.0] * 3, rel=0.02)
