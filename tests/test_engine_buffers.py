@@ -46,6 +46,10 @@ def count(kept: Tensor, x: Tensor) -> Tensor:
     return kept + 1
 
 
+def nothing(kept: Tensor, x: Tensor) -> Tensor:
+    return torch.full((6,), torch.nan)
+
+
 def drawn(kept: Tensor, x: Tensor) -> Tensor:
     return torch.rand(6)
 
@@ -71,7 +75,7 @@ def test_a_buffer_filled_from_samples_is_refused_by_name(keep: Callable[..., Ten
     step(model, plan())
 
 
-@pytest.mark.parametrize("keep", [count, drawn])
+@pytest.mark.parametrize("keep", [count, drawn, nothing])
 def test_buffers_that_know_nothing_of_samples_are_free(keep: Callable[..., Tensor]) -> None:
     step(Keeps(keep), plan())
     step(Keeps(keep, in_place=True), plan())

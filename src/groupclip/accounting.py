@@ -92,10 +92,21 @@ def delta_bounds(step: Step, steps: int, epsilon: float, plan: int) -> Bounds:
     grid, note = _grid(step, plan, max(1e-5, 10 * _FFT_ROUNDING * plan))
     pld = None
     if grid is not None:
-        value = float(_composed(step, steps, grid).get_delta_for_epsilon(epsilon))
+        value = _settled_delta(step, steps, epsilon, grid, finest=_width(step, plan) / _MOST_BINS)
         pld = max(value, 0.0) + _FFT_ROUNDING * steps if math.isfinite(value) else None
     exact = _exact(step, steps, epsilon=epsilon) if "exact" in step.who else None
     return Bounds(rdp=renyi, pld=pld, exact=exact, note=note)
+
+
+def _settled_delta(step: Step, steps: int, epsilon: float, grid: float, finest: float) -> float:
+    """On ``grid``, halved on until delta settles: one that serves an epsilon of zero says little of delta."""
+    value = float(_composed(step, steps, grid).get_delta_for_epsilon(epsilon))
+    while grid / 2 >= finest:
+        grid, before = grid / 2, value
+        value = float(_composed(step, steps, grid).get_delta_for_epsilon(epsilon))
+        if not abs(before - value) > _SETTLED * value:
+            break
+    return value
 
 
 def guessed_epsilon(step: Step, steps: int, delta: float) -> float | None:

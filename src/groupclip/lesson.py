@@ -185,13 +185,13 @@ class _Passes:
             _under_way.lessons += 1
             try:
                 self.run(args, kwargs)
-                self.buffers.look()
             except Exception as error:
                 # The real pass that follows raises it too, unless two samples are the reason. Its text may quote data.
                 _log.debug("the model can't run on two samples: %s", type(error).__name__)
                 return None
             finally:
                 _under_way.lessons -= 1
+            self.buffers.look()  # not above: a fault of ours is no model that can't run
         return met
 
     def look_only(self, layouts: Layouts, samples: tuple[int, ...]) -> None:

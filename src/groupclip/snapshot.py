@@ -58,8 +58,13 @@ class Buffers:
             self.changed = True
             now = buffer.detach().clone()
             other = self._after.setdefault(name, now)
-            if other.shape != now.shape or not torch.equal(other.nan_to_num(), now.nan_to_num()):
+            if other.shape != now.shape or other.dtype != now.dtype or not torch.equal(_bits(other), _bits(now)):
                 self.of_samples.add(name)
+
+
+def _bits(buffer: Tensor) -> Tensor:
+    """Of any dtype; nan is nan."""
+    return buffer.contiguous().reshape(-1).view(torch.uint8)
 
 
 def _published(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
