@@ -22,7 +22,8 @@ import numpy as np
 import torch
 
 from groupclip.keystream import Keystream, new_key
-from groupclip.noise import CHUNK, SecureNoise
+from groupclip.noise import SecureNoise
+from groupclip.normals import CHUNK
 
 SIGNED_UNIT = 2.0**-63  # a signed 64-bit word to [-1, 1]
 

@@ -19,7 +19,8 @@ from scipy import stats
 from groupclip import noise as noise_module
 from groupclip.errors import PrivacyViolation
 from groupclip.keystream import Keystream, derive_key
-from groupclip.noise import CHUNK, InsecureNoise, NoiseSource, SecureNoise, pieces
+from groupclip.noise import InsecureNoise, NoiseSource, SecureNoise
+from groupclip.normals import CHUNK, pieces
 
 N = 31_000  # the least number of draws at which the standard deviation is known to 2 % at 5 standard errors
 KEY = bytes(range(32))

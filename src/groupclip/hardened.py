@@ -29,7 +29,8 @@ import torch
 from torch import Tensor
 
 from groupclip.keystream import Keystream, new_key, refuse_copy
-from groupclip.noise import CHUNK, check_target, pieces
+from groupclip.noise import check_target
+from groupclip.normals import CHUNK, pieces
 
 GRID_BITS = 20  # the grid is the power of two in (2^-21, 2^-20] times the standard deviation
 _DOUBT = 2.0**-41  # bound on the error of a float64 draw of Z: see _draw

@@ -1,22 +1,21 @@
 """Gaussian noise that nobody can foresee, added in place.
 
-On the CPU each coordinate gets a float64 normal made by Box and Muller's method (Ann. Math. Stat. 29,
-1958) from 128 bits of an AES-256-CTR stream per pair. ``torch.randn`` is not used there: its CPU
-generator keeps 32 bits of the seed, and its float32 normals stop at 5.77 standard deviations, so some
-outputs would be possible under one data set and impossible under its neighbour.
+On the CPU each coordinate gets a float64 normal made from an AES-256-CTR stream (:mod:`groupclip.normals`).
+``torch.randn`` is not used there: its CPU generator keeps 32 bits of the seed, and its float32 normals stop
+at 5.77 standard deviations, so some outputs would be possible under one data set and impossible under its
+neighbour.
 """
 
 import math
-from collections.abc import Iterator
 from typing import NoReturn, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from groupclip.keystream import KEY_BYTES, Keystream, derive_key, new_key, refuse_copy
+from groupclip.normals import add_normals, pieces
 
-CHUNK = 1 << 17  # coordinates drawn at a time on the CPU: 2 MiB of workspace stays in cache
-_CUDA_CHUNK = 1 << 21  # 16 MiB
+_CUDA_CHUNK = 1 << 21  # coordinates drawn at a time there: 16 MiB
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 #: What statements call noise under a key of the user's: nobody knows who else has the key, or whether it was used before.
@@ -45,7 +44,8 @@ class _StreamNoise:
         """Adds independent ``N(0, std^2)`` to every coordinate of ``tensor``, in place.
 
         Drawn in float64; the sum is formed in float64 and cast once to the tensor's type, half
-        precision included. Any shape and strides; at most 24 MiB of temporary memory. ``std=0`` adds
+        precision included. Any shape and strides; at most 24 MiB of temporary memory. On the CPU in as many
+        threads as torch has, four at most, which doesn't change what is drawn. ``std=0`` adds
         nothing and draws nothing.
 
         Args:
@@ -63,16 +63,7 @@ class _StreamNoise:
             if tensor.device.type == "cuda":
                 self._add_on_cuda(tensor, std)
             else:
-                self._add_from_cpu(tensor, std)
-
-    def _add_from_cpu(self, tensor: Tensor, std: float) -> None:
-        workspace = _Workspace(min(tensor.numel(), CHUNK))
-        for piece in pieces(tensor, CHUNK):
-            noise = workspace.draw(self._normals, piece.numel(), std).view(piece.shape)
-            if piece.device.type == "cpu":
-                workspace.add(noise, piece)
-            else:
-                piece.add_(noise.to(torch.float32).to(piece.device))  # such devices may lack float64
+                add_normals(tensor, std, self._normals)
 
     def _add_on_cuda(self, tensor: Tensor, std: float) -> None:
         generator = torch.Generator(tensor.device)
@@ -134,56 +125,6 @@ class InsecureNoise(_StreamNoise):
 
     def __repr__(self) -> str:
         return f"InsecureNoise(seed={self._seed}) (INSECURE: reproducible, so not private)"
-
-
-class _Workspace:
-    """Two float64 buffers that one call reuses for all its chunks."""
-
-    def __init__(self, count: int) -> None:
-        self.words = torch.empty(count + count % 2, dtype=torch.int64, device="cpu")
-        self.uniforms = torch.empty(count + count % 2, dtype=torch.float64, device="cpu")
-
-    def draw(self, stream: Keystream, count: int, std: float) -> Tensor:
-        """``count`` fresh draws of ``N(0, std^2)``, float64; valid until the next call.
-
-        Word pairs ``(v, w)``, read as signed 64-bit integers, give ``u = |v| / 2^63`` in (0, 1] and the
-        angle ``t = pi w / 2^63``; then ``sqrt(-2 ln u)`` times ``cos t`` and ``sin t`` are two
-        independent normals. Signed words need no masks, and a small ``u`` keeps all its 53 bits of
-        precision, so the tail runs on to 9.3 standard deviations.
-        """
-        pairs = (count + 1) // 2
-        words, uniforms = self.words[: 2 * pairs], self.uniforms[: 2 * pairs]
-        stream.fill(words.numpy())
-        words[:pairs].bitwise_or_(1)  # u = 0 would be an infinite normal
-        uniforms.copy_(words)
-        radius, angle = uniforms[:pairs], uniforms[pairs:]
-        radius.abs_().mul_(2.0**-63).log_().mul_(-2.0).sqrt_().mul_(std)
-        angle.mul_(math.pi * 2.0**-63)
-        normals = words.view(torch.float64)  # the words are used up
-        torch.cos(angle, out=normals[:pairs])
-        torch.sin(angle, out=normals[pairs:])
-        return normals.view(2, pairs).mul_(radius).view(-1)[:count]
-
-    def add(self, noise: Tensor, piece: Tensor) -> None:
-        """Adds what was drawn: the sum is formed in float64 and cast last.
-
-        As ``piece.add_(noise)`` does, which allocates a float64 copy of the piece: new pages every time, at the price of the noise.
-        """
-        total = self.uniforms[: piece.numel()].view(piece.shape)
-        piece.copy_(total.copy_(piece).add_(noise))
-
-
-def pieces(tensor: Tensor, limit: int) -> Iterator[Tensor]:
-    """Views of at most ``limit`` coordinates that together cover every coordinate once."""
-    if tensor.numel() <= limit:
-        yield tensor
-    elif tensor.is_contiguous():
-        yield from tensor.view(-1).split(limit)
-    elif rows := limit * tensor.shape[0] // tensor.numel():
-        yield from tensor.split(rows)
-    else:
-        for row in tensor.unbind(0):
-            yield from pieces(row, limit)
 
 
 def check_target(tensor: Tensor, std: float) -> None:

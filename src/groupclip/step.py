@@ -235,19 +235,24 @@ class PrivateStep:
 
     def _make_private(self, expected_batch_size: float) -> None:
         stds = self._amounts.stds
+        sums: list[tuple[Slot, Tensor, Tensor]] = []  # gradients, and what is released: for half-precision ones wider
         for slot in self._slots:
             if not slot.param.requires_grad:
                 slot.param.grad = slot.wide = None  # frozen since: it takes no part, and what came before has no noise
                 continue
             if slot.param.grad is None:  # unused in this step, or an empty batch: noise all the same
                 slot.param.grad, slot.wide = torch.zeros_like(slot.param.data), None
-            total = slot.param.grad if slot.wide is None else slot.wide
+            grad = slot.param.grad
+            sums.append((slot, grad, grad if slot.wide is None else slot.wide))
+        for slot, _, total in sums:
             self._noise.add_(total, stds[slot.group.name])
+        # Not in one loop: after each operation of theirs, torch's threads keep the processors busy for a while.
+        for slot, grad, total in sums:
             total.div_(expected_batch_size)
-            if slot.wide is not None:
-                slot.param.grad.copy_(total)  # rounded once, and it is private by now
+            if total is not grad:
+                grad.copy_(total)  # rounded once, and it is private by now
                 slot.wide = None
-            slot.left = Left.of(slot.param.grad, released=True)
+            slot.left = Left.of(grad, released=True)
         self._amounts.advance(expected_batch_size)
         for slot in self._slots:
             slot.group.threshold = self._amounts.thresholds[slot.group.name]

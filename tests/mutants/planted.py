@@ -221,9 +221,14 @@ NOISE = (
         "noise is drawn and added in float64",
         "tests/test_noise.py",
         (
-            "noise.py",
-            "noise = workspace.draw(self._normals, piece.numel(), std).view(piece.shape)",
-            "noise = workspace.draw(self._normals, piece.numel(), std).view(piece.shape).bfloat16()",
+            "normals.py",
+            "self.normals(target.size, std).reshape(target.shape)",
+            "self.normals(target.size, std).reshape(target.shape).astype(np.float16)",
+        ),
+        (
+            "normals.py",
+            "noise = self.normals(piece.numel(), std).view(piece.shape)",
+            "noise = self.normals(piece.numel(), std).view(piece.shape).bfloat16()",
         ),
     ),
     mutant(
@@ -231,8 +236,13 @@ NOISE = (
         "no framework's seed can fix the noise",
         "tests/test_engine_noise.py tests/test_noise.py::test_global_generators_are_neither_read_nor_written",
         (
-            "noise.py",
-            "noise = workspace.draw(self._normals, piece.numel(), std).view(piece.shape)",
+            "normals.py",
+            "self.normals(target.size, std).reshape(target.shape)",
+            "torch.randn(target.shape, dtype=torch.float64).numpy() * std",
+        ),
+        (
+            "normals.py",
+            "noise = self.normals(piece.numel(), std).view(piece.shape)",
             "noise = torch.randn(piece.shape, dtype=torch.float64) * std",
         ),
     ),
@@ -241,7 +251,12 @@ NOISE = (
         "no output is possible under one data set and impossible under its neighbour",
         "tests/test_noise_tails.py",
         (
-            "noise.py",
+            "normals.py",
+            "np.multiply(radius, 2.0**-63, out=radius)",
+            "np.maximum(radius * 2.0**-63, 2.0**-24, out=radius)",
+        ),
+        (
+            "normals.py",
             "radius.abs_().mul_(2.0**-63)",
             "radius.abs_().mul_(2.0**-63).clamp_(min=2.0**-24)",
         ),

@@ -19,7 +19,7 @@ from ..attaching import attach
 from ..batch import tensors_in
 from ..engine import Engine
 from ..layout import Axis, Place
-from ..noise import CHUNK
+from ..normals import workspace_bytes
 from ..partition import Partition, partition
 from .layouts import ShapeLayouts
 from .live import Live
@@ -140,7 +140,7 @@ def optimizer_bytes(model: nn.Module, optimizer: Optimizer | None) -> tuple[int,
     """
     gradients = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     largest = max((p.numel() for p in model.parameters() if p.requires_grad), default=0)
-    noise = 16 * min(largest, CHUNK)
+    noise = workspace_bytes(largest)
     if optimizer is None:
         return 0, gradients + noise
     memo: dict[int, Any] = {}
