@@ -40,19 +40,17 @@ def test_decisions_at_the_ends(v, w):
     assert exactly(v, w, 1, 1, 1.3 * 2**20) == truth(v, w, 1, 1, 1.3 * 2**20)
 
 
-def floats_err(words: np.ndarray, std: float) -> float:
-    """Largest distance, over std, of float64's draws from the truth, among pairs that count as sure."""
+def floats_err(words: np.ndarray) -> float:
+    """Largest distance of float64's draws from the truth, among pairs that count as sure."""
     v, w = words.reshape(2, -1)
+    found, sure = hardened.nearly(v, w)
     worst = 0.0
-    for one, other in zip(v.tolist(), w.tolist(), strict=True):
-        radius = math.sqrt(-2 * math.log(one * 2.0**-64)) if one else math.inf
-        if one < 2**43 or radius <= hardened._SMALL:
-            continue
+    for pair in np.flatnonzero(sure).tolist():
         with mpmath.workdps(60):
-            exact = mpmath.sqrt(-2 * mpmath.log((mpmath.mpf(one) + 0.5) / 2**64))
-            turn = 2 * (mpmath.mpf(other) + 0.5) / 2**64
-            for near, far in ((math.cos, mpmath.cospi), (math.sin, mpmath.sinpi)):
-                worst = max(worst, abs(float(radius * near(other * (2 * math.pi * 2.0**-64)) - exact * far(turn))))
+            radius = mpmath.sqrt(-2 * mpmath.log((mpmath.mpf(int(v[pair])) + 0.5) / 2**64))
+            turn = 2 * (mpmath.mpf(int(w[pair])) + 0.5) / 2**64
+            for near, far in zip(found[:, pair].tolist(), (mpmath.cospi, mpmath.sinpi), strict=True):
+                worst = max(worst, abs(float(near - radius * far(turn))))
     return worst
 
 
@@ -60,8 +58,14 @@ def test_float64_is_as_exact_as_the_doubt_assumes():
     rng = np.random.default_rng(0)
     hard = np.array([2**43, 2**43 + 1, 2**64 - 2**45, 2**64 - 2**46, 2**50], dtype=np.uint64)  # few bits, or near 1
     v = np.concatenate([rng.integers(2**43, 2**64, 1_500, dtype=np.uint64), np.repeat(hard, 100)])
-    words = np.concatenate([v, rng.integers(0, 2**64, len(v), dtype=np.uint64)])
-    assert floats_err(words, 1.0) < hardened._DOUBT
+    w = rng.integers(0, 2**64, len(v), dtype=np.uint64)
+    w[:600] = np.array([2**62, 2**63, 3 * 2**62], dtype=np.uint64).repeat(200) + rng.integers(0, 2**20, 600, dtype=np.uint64)
+    assert floats_err(np.concatenate([v, w])) < hardened._DOUBT
+
+
+def test_pairs_that_float64_does_not_know_are_not_sure():
+    v = np.array([0, 1, 2**43 - 1, 2**43, 2**64 - 2**45, 2**64 - 2**44, 2**64 - 1], dtype=np.uint64)
+    assert hardened.nearly(v, v)[1].tolist() == [False, False, False, True, True, False, False]
 
 
 def test_draws_in_doubt_are_decided(monkeypatch):
