@@ -72,7 +72,9 @@ def planned_for(sigma: float, coordinates: int) -> float:
 
 
 class HardenedNoise:
-    """Rounds to a grid and adds integer Gaussian noise, exactly drawn. On the CPU, in one thread: about 2.5 times as slow as one of :class:`groupclip.noise.SecureNoise`.
+    """Rounds to a grid and adds integer Gaussian noise, exactly drawn.
+
+    On the CPU, in one thread: 2.5 times as slow as one of :class:`groupclip.noise.SecureNoise`.
 
     Guarantee: after ``add_(x, std)``, x is the rounding to ``grid(std)`` (and then to its dtype) of the sum of the rounded
     x and continuous ``N(0, std^2)``, up to 2^-150 a coordinate. Secrecy of the key as in
