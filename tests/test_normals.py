@@ -110,6 +110,17 @@ def test_noise_in_a_tensor_that_autograd_kept_is_noticed(monkeypatch, way):
         product.backward()
 
 
+@pytest.mark.parametrize("way", [True, False])
+def test_extreme_sums_neither_warn_nor_raise(monkeypatch, way):
+    monkeypatch.setattr(normals, "vectorised", lambda: way)
+    with np.errstate(all="raise"):
+        large, small = torch.full((1_000,), 3e38), torch.zeros(1_000)
+        add_normals(large, 1e38, Keystream(new_key(), "test"))
+        add_normals(small, 1e-310, Keystream(new_key(), "test"))
+    assert large.isinf().any() and not large.isnan().any()
+    assert (small == 0).all()
+
+
 def test_negated_views_get_their_noise():
     whole = torch.zeros(5, dtype=torch.complex128)
     view = whole.conj().imag

@@ -110,7 +110,8 @@ class InNumPy:
 
     def add(self, piece: Tensor, std: float) -> None:
         target = piece.numpy()
-        np.add(target, self.normals(target.size, std).reshape(target.shape), out=target, casting="same_kind")
+        with np.errstate(all="ignore"):  # as in torch: a sum that is too large for a dtype is infinite there
+            np.add(target, self.normals(target.size, std).reshape(target.shape), out=target, casting="same_kind")
 
     def normals(self, count: int, std: float) -> np.ndarray:
         """``count`` normals times ``std``, float64; valid until the next call. Uses the words up."""
