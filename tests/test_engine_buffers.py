@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -90,3 +91,110 @@ def test_torchs_own_observer() -> None:
 
     with pytest.raises(PrivacyViolation, match=r"buffer '0\.(min|max)_val'"):
         step(nn.Sequential(MovingAverageMinMaxObserver(), nn.Linear(6, 3)), plan())
+
+
+def through_data(held: Tensor, new: Tensor) -> None:
+    held.data.copy_(new)
+
+
+def set_data(held: Tensor, new: Tensor) -> None:
+    held.data = new.clone()
+
+
+def in_place(held: Tensor, new: Tensor) -> None:
+    with torch.no_grad():
+        held.copy_(new)
+
+
+def by_index(held: Tensor, new: Tensor) -> None:
+    held.data[:] = new
+
+
+def by_operator(held: Tensor, new: Tensor) -> None:
+    held.data += new - held.data
+
+
+def by_out(held: Tensor, new: Tensor) -> None:
+    torch.add(new, 0, out=held.data)
+
+
+def at_once(held: Tensor, new: Tensor) -> None:
+    torch._foreach_copy_([held.data], [new])
+
+
+def by_operation(held: Tensor, new: Tensor) -> None:
+    torch.ops.aten.copy_.default(held.data, new)
+
+
+WRITES = [through_data, set_data, in_place, by_index, by_operator, by_out, at_once, by_operation]
+
+
+class Writes(nn.Module):
+    """Writes into a buffer, a frozen weight or a trainable one: of the samples, or of the weights alone."""
+
+    def __init__(self, where: str, write: Callable[[Tensor, Tensor], None], *, of_samples: bool) -> None:
+        super().__init__()
+        self.layer, self.where, self.write, self.of_samples = nn.Linear(6, 3), where, write, of_samples
+        self.register_buffer("buffer", torch.zeros(3, 6))
+        self.frozen = nn.Parameter(torch.zeros(3, 6), requires_grad=False)
+        self.passes = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        held = self.layer.weight if self.where == "layer.weight" else getattr(self, self.where)
+        own = self.layer.weight.detach() if self.where != "layer.weight" else torch.full((3, 6), 0.5)
+        self.write(held, x.detach()[-1].expand(3, 6) if self.of_samples else 0.9 * held.detach() + 0.1 * own)
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("where", ["buffer", "frozen", "layer.weight"])
+def test_whatever_is_published_and_filled_from_samples_is_refused(where: str, write: Callable[..., None]) -> None:
+    model = Writes(where, write, of_samples=True)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(PrivacyViolation, match=rf"fills the (buffer|weight) '{where}' with values that depend"):
+        step(model, plan())
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("where", ["buffer", "frozen"])
+def test_an_average_of_the_weights_moves_once_a_pass(where: str, write: Callable[..., None]) -> None:
+    model = Writes(where, write, of_samples=False)
+    memory = getattr(model, where).data_ptr()
+    step(model, plan())
+    torch.testing.assert_close(getattr(model, where).detach(), 0.1 * model.layer.weight.detach())
+    assert write is set_data or getattr(model, where).data_ptr() == memory
+
+
+@pytest.mark.parametrize("write", [through_data, set_data])
+def test_weights_that_the_pass_itself_moves_are_moved_once(write: Callable[..., None]) -> None:
+    model = Writes("layer.weight", write, of_samples=False)
+    expected = 0.9 * model.layer.weight.detach() + 0.05
+    step(model, plan())
+    torch.testing.assert_close(model.layer.weight.detach(), expected)
+
+
+def test_views_of_one_memory_are_put_back() -> None:
+    """Two weights that lie in one piece of memory, of which a pass writes the whole."""
+
+    class Flat(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.flat = torch.zeros(12)
+            self.a, self.b = (nn.Parameter(part, requires_grad=False) for part in self.flat.split(6))
+            self.layer = nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.flat.add_(1)
+            return self.layer(x + self.a + self.b)
+
+    model = Flat()
+    step(model, plan())
+    assert (model.a == 1).all() and (model.b == 1).all()
+
+
+def test_buffers_of_inference_mode() -> None:
+    model = Keeps(nothing)
+    with torch.inference_mode():
+        model.register_buffer("table", torch.ones(3))
+    step(model, plan())

@@ -24,7 +24,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from .batch import replaced, tensors_in
 from .layout import Layouts, Place
-from .snapshot import Buffers, Snapshot
+from .snapshot import Published, Snapshot
 
 #: What was assumed wrongly in one round may hide places until the next (a constant that turns out to be derived).
 _ROUNDS = 4
@@ -106,7 +106,7 @@ class Lesson:
     """What came of a lesson, besides what ``layouts`` was taught."""
 
     given: bool
-    buffers_of_samples: frozenset[str] = frozenset()  # that state_dict publishes, and the model fills from its batch
+    of_samples: frozenset[str] = frozenset()  # buffers and weights that the model fills from its batch
 
 
 def learn(
@@ -114,7 +114,7 @@ def learn(
 ) -> Lesson:
     """Give ``layouts`` a lesson: passes over two samples of the inputs, of which one changes each time.
 
-    The model (buffers, attributes, modes) and random number generators are left as they were. A model that can't run
+    The model (weights, buffers, attributes, modes) and random number generators are left as they were. A model that can't run
     on two samples is no error: places that stay unknown go the slow way.
 
     Args:
@@ -141,17 +141,18 @@ def learn(
     first, *rest = map(id, samples)
     several = {id(t) for t in samples if t.dim() > 1}
     cuts = dict.fromkeys((frozenset((first, *rest)), frozenset(several | {first}), frozenset((first,))))
-    snapshot, buffers = Snapshot(model), Buffers(model)
+    snapshot = Snapshot(model)
+    published = Published(model, snapshot.written)
     for cut in cuts:
-        passes = _Passes(run, args, kwargs, cut, devices, snapshot, buffers)
+        passes = _Passes(run, args, kwargs, cut, devices, snapshot, published)
         met = _teach(layouts, passes, others)
         layouts.failed = met is None
         if met is not None:
             _look_beside(layouts, companions, passes, tensors, met)
-            if buffers.changed and not buffers.of_samples:  # a maximum may be sample 0's in all of them
+            if published.changed and not published.of_samples:  # a maximum may be sample 0's in all of them
                 passes.look_only(layouts, (others[0], others[0]))
             break
-    return Lesson(given=True, buffers_of_samples=frozenset(buffers.of_samples))
+    return Lesson(given=True, of_samples=frozenset(published.of_samples))
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,7 @@ class _Passes:
     Attributes:
         cut: ids of the inputs whose dimension 0 is the sample.
         snapshot: of the model before the lesson.
-        buffers: are looked at after each pass.
+        published: is looked at after each pass.
     """
 
     run: Any
@@ -170,7 +171,7 @@ class _Passes:
     cut: frozenset[int]
     devices: list[int]
     snapshot: Snapshot
-    buffers: Buffers
+    published: Published
 
     def meet(self, layouts: Layouts, samples: tuple[int, ...]) -> dict[Place, list[Tensor]] | None:
         """What parameters meet in a pass on these samples; None if the model can't be run on them."""
@@ -191,7 +192,7 @@ class _Passes:
                 return None
             finally:
                 _under_way.lessons -= 1
-            self.buffers.look()  # not above: a fault of ours is no model that can't run
+            self.published.look()  # not above: a fault of ours is no model that can't run
         return met
 
     def look_only(self, layouts: Layouts, samples: tuple[int, ...]) -> None:

@@ -103,11 +103,13 @@ class Forward:
             self._tape.batch = batch
             for group, gate in zip(self._groups, pending, strict=True):
                 group.gate = gate
-        if lesson.buffers_of_samples and self._noise_to_come:
+        if lesson.of_samples and self._noise_to_come:
+            name = min(lesson.of_samples)
+            kind = "buffer" if name in dict(self._model.named_buffers(remove_duplicate=False)) else "weight"
             raise PrivacyViolation(
-                f"the forward pass fills the buffer {min(lesson.buffers_of_samples)!r} with values that depend on the samples: "
-                "state_dict() would publish them without noise. Register it with persistent=False if the model does without it, or "
-                "fill it from public data and put its module in eval mode"
+                f"the forward pass fills the {kind} {name!r} with values that depend on the samples: state_dict() would publish "
+                "them without noise. Register it as a buffer with persistent=False if the model does without it, or fill it from "
+                "public data and put its module in eval mode"
             )
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
