@@ -24,7 +24,8 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from .batch import replaced, tensors_in
 from .layout import Layouts, Place
-from .snapshot import Published, Snapshot
+from .published import Published
+from .snapshot import Snapshot
 
 #: What was assumed wrongly in one round may hide places until the next (a constant that turns out to be derived).
 _ROUNDS = 4
