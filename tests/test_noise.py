@@ -190,6 +190,8 @@ def test_sparse_and_expanded_tensors_are_refused():
         SecureNoise().add_(torch.eye(3).to_sparse(), 1.0)
     with pytest.raises(ValueError, match="share memory"):
         SecureNoise().add_(torch.zeros(1, 3).expand(5, 3), 1.0)
+    with pytest.raises(ValueError, match="share memory"):
+        SecureNoise().add_(torch.zeros(11).unfold(0, 3, 1), 1.0)
 
 
 def test_global_generators_are_neither_read_nor_written():

@@ -10,9 +10,14 @@ import mpmath
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+import groupclip as gc
+from check_attached import plan
 from groupclip import normals
+from groupclip.errors import PrivacyViolation
 from groupclip.keystream import Keystream, new_key
+from groupclip.noise import SecureNoise
 from groupclip.normals import CHUNK, InNumPy, InTorch, add_normals, workspace_bytes
 
 WAYS = [InNumPy, InTorch]
@@ -98,6 +103,129 @@ def test_an_error_in_any_thread_is_raised(monkeypatch):
     for main in (True, False):
         with pytest.raises(MemoryError):
             add_normals(torch.zeros(9 * CHUNK), 1.0, Failing(main))
+
+
+@pytest.fixture
+def two_threads(monkeypatch):
+    monkeypatch.setattr(normals, "vectorised", lambda: True)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+
+
+class Ending:
+    """A stream that ends after some reads."""
+
+    def __init__(self, reads: int) -> None:
+        self.reads = reads
+
+    def fill(self, buffer):
+        self.reads -= 1
+        if self.reads < 0:
+            raise KeyboardInterrupt
+        buffer[:] = 1 << 61
+
+
+def test_after_an_error_no_thread_goes_on_and_autograd_knows(two_threads):
+    tensor = torch.zeros(40 * CHUNK)
+    version = tensor._version
+    with pytest.raises(KeyboardInterrupt):
+        add_normals(tensor, 1.0, Ending(3))
+    assert int((tensor != 0).sum()) == 3 * CHUNK
+    assert tensor._version > version
+    assert not any(thread.name == "groupclip-noise" for thread in threading.enumerate())
+
+
+def test_without_another_thread_it_is_done_by_one(two_threads, monkeypatch):
+    def no_more(self):
+        raise RuntimeError("can't start new thread")
+
+    key = new_key()
+    alone, helped = torch.zeros(9 * CHUNK), torch.zeros(9 * CHUNK)
+    add_normals(helped, 1.0, Keystream(key, "test"))
+    monkeypatch.setattr(threading.Thread, "start", no_more)
+    add_normals(alone, 1.0, Keystream(key, "test"))
+    assert torch.equal(alone, helped)
+
+
+class LoggedTensor(torch.Tensor):
+    """A subclass of no other use."""
+
+
+def noisy(x):
+    y = x * 1.0
+    SecureNoise().add_(y, 1.0)
+    return y
+
+
+def in_mode(x):
+    class Mode(TorchDispatchMode):
+        seen = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            Mode.seen += "copy_" in func.__name__
+            return func(*args, **(kwargs or {}))
+
+    with Mode():
+        y = noisy(x)
+    assert Mode.seen
+    return y
+
+
+@pytest.mark.filterwarnings("ignore:.*Dynamo does not know how to trace")
+@pytest.mark.parametrize("count", [5, 3 * CHUNK])
+@pytest.mark.parametrize(
+    "way",
+    [
+        torch.func.functionalize(noisy),
+        in_mode,
+        lambda x: noisy(x.as_subclass(LoggedTensor)),
+        lambda x: noisy(torch.conj(torch.complex(x, x)).imag),
+        torch.compile(noisy, backend="eager"),
+    ],
+    ids=["functionalize", "dispatch mode", "subclass", "negated", "compiled"],
+)
+def test_memory_that_numpy_can_not_reach_gets_its_noise(way, count, monkeypatch):
+    monkeypatch.setattr(normals, "vectorised", lambda: True)
+    assert (way(torch.zeros(count)) != 0).all()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_compiled_step_has_noise(monkeypatch):
+    monkeypatch.setattr(normals, "vectorised", lambda: True)
+    model = torch.nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    engine = gc.attach(model, optimizer, "all-layer", plan())
+    before = model.weight.detach().clone()
+    engine.backward(model(torch.zeros(2, 6)).square().sum(1))
+    torch.compile(optimizer.step, backend="eager")()
+    assert (model.weight.detach() != before).all()
+
+
+def test_a_step_that_failed_is_not_repeated(two_threads):
+    """Some of the gradient has noise by then: the engine doesn't take it for the sum that the backward pass left."""
+
+    class Failing:
+        secure = True
+
+        def add_(self, tensor, std):
+            add_normals(tensor, std, Ending(1))
+
+    model = torch.nn.Linear(4 * CHUNK, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    engine = gc.attach(model, optimizer, "all-layer", plan(), noise=Failing())
+    engine.backward(model(torch.ones(2, 4 * CHUNK)).square().sum(1))
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step()
+    with pytest.raises(PrivacyViolation, match="isn't what the last backward pass left"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("std", [1e300, 1e307, 1e308])
+def test_the_largest_noise_is_finite_as_long_as_it_can_be(std, monkeypatch):
+    monkeypatch.setattr(normals, "vectorised", lambda: True)
+    tensor = torch.zeros(10_000, dtype=torch.float64)
+    add_normals(tensor, std, Keystream(new_key(), "test"))
+    assert not tensor.isnan().any()
+    assert std > 1e307 or tensor.isfinite().all()
 
 
 @pytest.mark.parametrize("way", [True, False])

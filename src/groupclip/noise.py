@@ -111,7 +111,8 @@ class InsecureNoise(_StreamNoise):
     """The same noise under a key made from a number: for tests and debugging ONLY.
 
     Whoever guesses the seed subtracts the noise, so no epsilon may be claimed. The same seed and the
-    same calls give the same noise on the same device type, unless the process was forked in between.
+    same calls give the same noise on the same device type, up to rounding if the processors differ,
+    unless the process was forked in between.
 
     Args:
         seed: any integer.
@@ -139,8 +140,18 @@ def check_target(tensor: Tensor, std: float) -> None:
     if tensor.dtype not in _DTYPES:
         known = ", ".join(map(str, _DTYPES))
         raise TypeError(f"tensor is {tensor.dtype}; Gaussian noise needs a real one of {known}: convert it.")
-    if any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+    if _overlaps(tensor):
         raise ValueError(
             f"tensor of shape {tuple(tensor.shape)} has strides {tensor.stride()}: coordinates share "
             "memory and would share their noise. Pass tensor.contiguous()."
         )
+
+
+def _overlaps(tensor: Tensor) -> bool:
+    """Whether two coordinates may lie at one place: unless each dimension steps over all that the smaller ones reach."""
+    reach = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride <= reach:
+            return tensor.numel() > 0
+        reach += (size - 1) * stride
+    return False
