@@ -174,6 +174,18 @@ def test_weights_that_the_pass_itself_moves_are_moved_once(write: Callable[..., 
     torch.testing.assert_close(model.layer.weight.detach(), expected)
 
 
+def test_a_weight_that_others_than_torch_average_is_free() -> None:
+    """What a kernel of the user's writes isn't seen, and not put back: no reason to take it for a function of the samples."""
+
+    def kernel(held: Tensor, new: Tensor) -> None:
+        held.detach().numpy()[:] = new.numpy()
+        torch.autograd.graph.increment_version(held)
+
+    model = Writes("frozen", kernel, of_samples=False)
+    step(model, plan())
+    assert model.frozen.any()
+
+
 def test_views_of_one_memory_are_put_back() -> None:
     """Two weights that lie in one piece of memory, of which a pass writes the whole."""
 

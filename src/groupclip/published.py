@@ -21,7 +21,7 @@ class Published:
     def __init__(self, model: nn.Module, written: set[int]) -> None:
         """Args: the model, and :attr:`Snapshot.written`."""
         self._model, self._written = model, written
-        self._before = {name: (held, held._version) for name, held in _published(model)}
+        self._before = {name: (held, held._version, _place(held)) for name, held in _published(model)}
         self._after: dict[str, Tensor] = {}
         self.changed = False
         self.of_samples: set[str] = set()
@@ -30,8 +30,10 @@ class Published:
         """After a pass, before it is undone. The random numbers are the same in all of them."""
         with torch._C.DisableTorchFunctionSubclass():
             for name, held in _published(self._model):
-                before, version = self._before.get(name, (None, 0))
-                if held is before and held._version == version and not self._wrote(held):
+                before, version, place = self._before.get(name, (None, 0, None))
+                # A weight that another than a function of torch wrote isn't put back, so it tells nothing of the samples.
+                counted = held._version == version or isinstance(held, nn.Parameter)
+                if held is before and counted and _place(held) == place and place not in self._written:
                     continue
                 self.changed = True
                 now = held.detach().clone()
@@ -39,8 +41,9 @@ class Published:
                 if other.shape != now.shape or other.dtype != now.dtype or not torch.equal(_bits(other), _bits(now)):
                     self.of_samples.add(name)
 
-    def _wrote(self, held: Tensor) -> bool:
-        return bool(self._written) and not opaque(held) and memory_of(held) in self._written
+
+def _place(held: Tensor) -> int | None:
+    return None if opaque(held) else memory_of(held)
 
 
 def _bits(buffer: Tensor) -> Tensor:
