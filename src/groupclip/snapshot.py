@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from .writes import Writes, memory_of, opaque
 
 _Restore = Callable[[], None]
+_FIXED = (bool, int, float, str, type(None))
 
 
 class Snapshot:
@@ -104,7 +105,7 @@ def _inner(values: Any, kept: _Kept) -> list[_Restore]:
 
 def _keep(value: Any, kept: _Kept) -> _Restore | None:
     """How to put back what is in a value; None if nothing can change in it, or it is kept already."""
-    if isinstance(value, (nn.Parameter, nn.Module)) or id(value) in kept.seen:
+    if type(value) in _FIXED or isinstance(value, (nn.Parameter, nn.Module)) or id(value) in kept.seen:
         return None
     if isinstance(value, (dict, list, set, deque, Tensor, torch.Generator)):
         kept.seen.add(id(value))
