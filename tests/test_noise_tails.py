@@ -12,9 +12,9 @@ import pytest
 import torch
 from scipy import stats
 
+from groupclip.boxmuller import InNumPy, InTorch
 from groupclip.keystream import Keystream, new_key
 from groupclip.noise import SecureNoise
-from groupclip.normals import InNumPy, InTorch
 
 
 class Conditioned:

@@ -128,7 +128,7 @@ def nearly(v: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     ``u = (v + a) 2^-64``, ``t = (w + b) 2^-64`` with a, b in (0, 1) the bits that aren't drawn; radius ``r = sqrt(-2 ln u)``,
     angle ``2 pi t``. float64 knows ln u to ``2^-64 / u + 2^-53`` and the rounding of the logarithm, so r to 2^-43 where
     ``v >= 2^43`` and ``r > 2^-9``. Sine and cosine are made from the tangent of half the angle
-    (:class:`groupclip.normals.InNumPy`): the angle is known to 2^-49; the tangent, to 4 units in its last place, moves either by
+    (:class:`groupclip.boxmuller.InNumPy`): the angle is known to 2^-49; the tangent, to 4 units in its last place, moves either by
     2^-50 at most; four roundings follow: both are known to 2^-48. As ``r < 5.5`` there, together 2^-42, half of what is allowed.
     """
     with np.errstate(divide="ignore", invalid="ignore"):

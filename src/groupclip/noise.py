@@ -1,6 +1,6 @@
 """Gaussian noise that nobody can foresee, added in place.
 
-On the CPU each coordinate gets a float64 normal made from an AES-256-CTR stream (:mod:`groupclip.normals`).
+On the CPU each coordinate gets a float64 normal made from an AES-256-CTR stream (:mod:`groupclip.boxmuller`).
 ``torch.randn`` is not used there: its CPU generator keeps 32 bits of the seed, and its float32 normals stop
 at 5.77 standard deviations, so some outputs would be possible under one data set and impossible under its
 neighbour.

@@ -1,18 +1,7 @@
-"""Standard normals from a secret stream, on the CPU: 128 bits of it for two, by Box and Muller's method in float64.
-
-Word pairs ``(v, w)``, read as signed 64-bit integers, give ``u = |v| / 2^63`` in (0, 1] and the angle ``a = pi w / 2^63``; then
-``r = sqrt(-2 ln u)`` times ``cos a`` and ``sin a`` are two independent normals (Ann. Math. Stat. 29, 1958). Signed words need no
-masks, and a small ``u`` keeps all its 53 bits of precision, so the tail runs on to 9.3 standard deviations.
-
-The same is computed in two ways, equal up to rounding: where NumPy has vector instructions for logarithm and tangent (AVX-512) it
-is twice as fast as torch, in threads of ours, as NumPy has none.
-"""
+"""Gaussian noise added to a tensor chunk by chunk, in threads where NumPy computes it, which has none of its own."""
 
 from __future__ import annotations
 
-import functools
-import math
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+from .boxmuller import InNumPy, InTorch, Workspace, vectorised
 
 CHUNK = 3 << 15  # coordinates drawn at a time: their words, and as much to work with, nearly stay in a core's own cache
 THREADS = 4  # at most: the stream itself, which is read by one after the other, takes a quarter of the time
@@ -35,16 +26,6 @@ class Stream(Protocol):
 
     def fill(self, buffer: np.ndarray) -> None:
         """Overwrites a contiguous 1-D array of integers with the next words."""
-        ...
-
-
-class Workspace(Protocol):
-    """What one thread reuses for all its chunks."""
-
-    words: np.ndarray
-
-    def add(self, piece: Tensor, std: float) -> None:
-        """Adds to ``piece`` the normals, times ``std``, of the words that were filled in: two for each pair of coordinates."""
         ...
 
 
@@ -136,93 +117,6 @@ def _reachable(tensor: Tensor) -> bool:
         and not (_functorch.is_functionaltensor(tensor) or _functorch.is_functorch_wrapped_tensor(tensor))
         and tensor.data_ptr() != 0
     )
-
-
-@functools.cache
-def vectorised() -> bool:
-    """Whether NumPy computes logarithms and tangents of float64 by more than the instructions that every such processor has.
-
-    Elsewhere than on Linux its builds have no vector code for the tangent, whatever they say.
-    """
-    functions = np.lib.introspect.opt_func_info(func_name="^(log|tan)$", signature="float64")
-    used = [by["current"] for signatures in functions.values() for by in signatures.values()]
-    return sys.platform == "linux" and len(used) == 2 and not any("baseline" in one for one in used)
-
-
-class InNumPy:
-    """With ``t = tan(a / 2)``: ``cos a = 2 / (1 + t^2) - 1`` and ``sin a = 2 t / (1 + t^2)``, one function instead of two.
-
-    As precise: an error of t moves the sine by no more of itself, and the cosine by no more of 1.
-    """
-
-    def __init__(self, count: int) -> None:
-        self.words = _empty(count, torch.int64).numpy()
-        self._spare = _empty(count, torch.float64).numpy()
-
-    def add(self, piece: Tensor, std: float) -> None:
-        target = piece.numpy()
-        with np.errstate(all="ignore"):  # as in torch: a sum that is too large for a dtype is infinite there
-            np.add(target, self.normals(target.size, std).reshape(target.shape), out=target, casting="same_kind")
-
-    def normals(self, count: int, std: float) -> np.ndarray:
-        """``count`` normals times ``std``, float64; valid until the next call. Uses the words up."""
-        pairs = (count + 1) // 2
-        v, w = self.words[:pairs], self.words[pairs : 2 * pairs]
-        radius, tangent = self._spare[:pairs], self._spare[pairs : 2 * pairs]
-        np.bitwise_or(v, 1, out=v)  # u = 0 would be an infinite normal
-        np.copyto(radius, v)
-        np.abs(radius, out=radius)
-        np.multiply(radius, 2.0**-63, out=radius)
-        np.log(radius, out=radius)
-        np.multiply(radius, -2.0, out=radius)
-        np.sqrt(radius, out=radius)
-        np.multiply(radius, std, out=radius)
-        np.multiply(w, math.pi * 2.0**-64, out=tangent)
-        np.tan(tangent, out=tangent)
-        normals = self.words[: 2 * pairs].view(np.float64)
-        cosines, sines = normals[:pairs], normals[pairs:]
-        np.multiply(tangent, tangent, out=cosines)
-        np.add(cosines, 1.0, out=cosines)
-        np.divide(radius, cosines, out=cosines)
-        np.add(cosines, cosines, out=cosines)
-        np.multiply(cosines, tangent, out=sines)
-        np.subtract(cosines, radius, out=cosines)
-        return normals[:count]
-
-
-class InTorch:
-    """By torch's logarithm, cosine and sine, which run in threads of their own."""
-
-    def __init__(self, count: int) -> None:
-        self.words = _empty(count, torch.int64).numpy()
-        self._spare = _empty(count, torch.float64)
-
-    def add(self, piece: Tensor, std: float) -> None:
-        noise = self.normals(piece.numel(), std).view(piece.shape)
-        if piece.device.type == "cpu":
-            # As piece.add_(noise), which allocates a float64 copy: new pages every time, at the price of the noise.
-            total = self._spare[: piece.numel()].view(piece.shape)
-            piece.copy_(total.copy_(piece).add_(noise))
-        else:
-            piece.add_(noise.to(torch.float32).to(piece.device))  # such devices may lack float64
-
-    def normals(self, count: int, std: float) -> Tensor:
-        """``count`` normals times ``std``, float64; valid until the next call. Uses the words up."""
-        pairs = (count + 1) // 2
-        words, uniforms = torch.from_numpy(self.words[: 2 * pairs]), self._spare[: 2 * pairs]
-        words[:pairs].bitwise_or_(1)  # u = 0 would be an infinite normal
-        uniforms.copy_(words)
-        radius, angle = uniforms[:pairs], uniforms[pairs:]
-        radius.abs_().mul_(2.0**-63).log_().mul_(-2.0).sqrt_().mul_(std)
-        angle.mul_(math.pi * 2.0**-63)
-        normals = words.view(torch.float64)
-        torch.cos(angle, out=normals[:pairs])
-        torch.sin(angle, out=normals[pairs:])
-        return normals.view(2, pairs).mul_(radius).view(-1)[:count]
-
-
-def _empty(count: int, dtype: torch.dtype) -> Tensor:
-    return torch.empty(count + count % 2, dtype=dtype, device="cpu")  # pairs
 
 
 def pieces(tensor: Tensor, limit: int) -> Iterator[Tensor]:

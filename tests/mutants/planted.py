@@ -227,12 +227,12 @@ NOISE = (
         "noise is drawn and added in float64",
         "tests/test_noise.py",
         (
-            "normals.py",
+            "boxmuller.py",
             "self.normals(target.size, std).reshape(target.shape)",
             "self.normals(target.size, std).reshape(target.shape).astype(np.float16)",
         ),
         (
-            "normals.py",
+            "boxmuller.py",
             "noise = self.normals(piece.numel(), std).view(piece.shape)",
             "noise = self.normals(piece.numel(), std).view(piece.shape).bfloat16()",
         ),
@@ -242,12 +242,12 @@ NOISE = (
         "no framework's seed can fix the noise",
         "tests/test_engine_noise.py tests/test_noise.py::test_global_generators_are_neither_read_nor_written",
         (
-            "normals.py",
+            "boxmuller.py",
             "self.normals(target.size, std).reshape(target.shape)",
             "torch.randn(target.shape, dtype=torch.float64).numpy() * std",
         ),
         (
-            "normals.py",
+            "boxmuller.py",
             "noise = self.normals(piece.numel(), std).view(piece.shape)",
             "noise = torch.randn(piece.shape, dtype=torch.float64) * std",
         ),
@@ -257,12 +257,12 @@ NOISE = (
         "no output is possible under one data set and impossible under its neighbour",
         "tests/test_noise_tails.py",
         (
-            "normals.py",
+            "boxmuller.py",
             "np.multiply(radius, 2.0**-63, out=radius)",
             "np.maximum(radius * 2.0**-63, 2.0**-24, out=radius)",
         ),
         (
-            "normals.py",
+            "boxmuller.py",
             "radius.abs_().mul_(2.0**-63)",
             "radius.abs_().mul_(2.0**-63).clamp_(min=2.0**-24)",
         ),
