@@ -53,7 +53,7 @@ def numpy_ziggurat() -> Callable[[torch.Tensor], None]:
 
 
 def numpy_box_muller() -> Callable[[torch.Tensor], None]:
-    """The same AES stream and method as groupclip's, with NumPy's functions in place of torch's."""
+    """The same AES stream and method as groupclip's, by NumPy's sine and cosine, which are scalar code, and without buffers."""
     stream = Keystream(new_key(), "benchmark")
 
     def add(gradient: torch.Tensor) -> None:

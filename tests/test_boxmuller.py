@@ -58,7 +58,7 @@ def test_twin_of_float32s_precision_is_seen():
 
 
 def test_both_ways_draw_the_same():
-    drawn = words(2 * 100_000)
+    drawn = words(200_000)
     made = []
     for way in WAYS:
         workspace = way(len(drawn))

@@ -16,6 +16,12 @@ from groupclip.noise import SecureNoise
 from groupclip.normals import CHUNK, add_normals, workspace_bytes
 
 
+@pytest.fixture
+def two_threads(monkeypatch):
+    monkeypatch.setattr(normals, "vectorised", lambda: True)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_threads_change_nothing(monkeypatch, dtype):
     monkeypatch.setattr(normals, "vectorised", lambda: True)
@@ -29,10 +35,7 @@ def test_threads_change_nothing(monkeypatch, dtype):
     assert workspace_bytes(9 * CHUNK + 5) == 4 * 16 * CHUNK
 
 
-def test_an_error_in_any_thread_is_raised(monkeypatch):
-    monkeypatch.setattr(normals, "vectorised", lambda: True)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-
+def test_an_error_in_any_thread_is_raised(two_threads):
     class Failing:
         def __init__(self, main: bool) -> None:
             self.main = main
@@ -45,12 +48,6 @@ def test_an_error_in_any_thread_is_raised(monkeypatch):
     for main in (True, False):
         with pytest.raises(MemoryError):
             add_normals(torch.zeros(9 * CHUNK), 1.0, Failing(main))
-
-
-@pytest.fixture
-def two_threads(monkeypatch):
-    monkeypatch.setattr(normals, "vectorised", lambda: True)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
 
 
 class Ending:

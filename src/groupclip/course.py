@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 from torch.overrides import TorchFunctionMode
 
 from .arranging import ARRANGES, Move, Moved, Row
 from .batch import instances_in
 from .layout import Axis, Layouts
+from .writes import opaque
 
 
 class Course(TorchFunctionMode):
@@ -129,13 +129,7 @@ def _both_ways(x: Tensor) -> Iterator[tuple[Axis, int]]:
 
 
 def _out_of_sight(x: Tensor) -> bool:
-    return (
-        x.dim() == 0
-        or x.numel() == 0
-        or x.is_meta
-        or x.layout is not torch.strided
-        or _functorch.is_functorch_wrapped_tensor(x)
-    )
+    return x.dim() == 0 or x.numel() == 0 or x.is_meta or opaque(x)
 
 
 def _indexed(func: Any, args: tuple[Any, ...]) -> bool:

@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from groupclip.boxmuller import turned
 from groupclip.keystream import Keystream, new_key, refuse_copy
 from groupclip.noise import check_target
 from groupclip.normals import CHUNK, pieces
@@ -128,7 +129,7 @@ def nearly(v: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     ``u = (v + a) 2^-64``, ``t = (w + b) 2^-64`` with a, b in (0, 1) the bits that aren't drawn; radius ``r = sqrt(-2 ln u)``,
     angle ``2 pi t``. float64 knows ln u to ``2^-64 / u + 2^-53`` and the rounding of the logarithm, so r to 2^-43 where
     ``v >= 2^43`` and ``r > 2^-9``. Sine and cosine are made from the tangent of half the angle
-    (:class:`groupclip.boxmuller.InNumPy`): the angle is known to 2^-49; the tangent, to 4 units in its last place, moves either by
+    (:func:`groupclip.boxmuller.turned`): the angle is known to 2^-49; the tangent, to 4 units in its last place, moves either by
     2^-50 at most; four roundings follow: both are known to 2^-48. As ``r < 5.5`` there, together 2^-42, half of what is allowed.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -137,17 +138,10 @@ def nearly(v: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         np.log(radius, out=radius)
         radius *= -2.0
         np.sqrt(radius, out=radius)
-        tangent = w.astype(np.float64)
-        tangent *= math.pi * 2.0**-64
-        np.tan(tangent, out=tangent)
+        half = w.astype(np.float64)
+        half *= math.pi * 2.0**-64
         found = np.empty((2, len(v)))
-        cosines, sines = found
-        np.multiply(tangent, tangent, out=cosines)
-        cosines += 1.0
-        np.divide(radius, cosines, out=cosines)
-        cosines += cosines
-        np.multiply(cosines, tangent, out=sines)
-        cosines -= radius
+        turned(radius, half, *found)
     return found, (v >= np.uint64(_FEW)) & (radius > _SMALL)
 
 

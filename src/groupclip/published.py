@@ -13,13 +13,16 @@ from .writes import memory_of, opaque
 class Published:
     """Buffers and weights that ``state_dict`` would publish, looked at after passes over samples that differ.
 
+    Args:
+        model: as it is before the passes.
+        written: :attr:`groupclip.snapshot.Snapshot.written`.
+
     Attributes:
         changed: some pass changed one.
         of_samples: names of those whose values depend on the samples.
     """
 
     def __init__(self, model: nn.Module, written: set[int]) -> None:
-        """Args: the model, and :attr:`Snapshot.written`."""
         self._model, self._written = model, written
         self._before = {name: (held, held._version, _place(held)) for name, held in _published(model)}
         self._after: dict[str, Tensor] = {}
