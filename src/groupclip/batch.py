@@ -1,10 +1,9 @@
-"""The inputs of forward passes, and walking through nested arguments."""
+"""Walking through nested arguments."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-import weakref
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -17,32 +16,6 @@ if TYPE_CHECKING:
 
 #: What surely holds nothing: operations have many such arguments.
 _PLAIN = frozenset({type(None), bool, int, float, str, torch.dtype, torch.device})
-
-
-class Inputs:
-    """The inputs of the forward passes since the last backward: known to be the batch."""
-
-    def __init__(self) -> None:
-        self._held: list[weakref.ref[Tensor]] = []
-
-    def add(self, tensors: list[Tensor]) -> None:
-        self._held += [weakref.ref(t) for t in tensors]
-
-    def forget(self) -> None:
-        self._held.clear()
-
-    def holds(self, tensor: Tensor) -> bool:
-        """Whether ``tensor`` is one of them, or is cut from one along the samples (same step from sample to sample)."""
-        if tensor.dim() == 0 or tensor.is_meta:
-            return False
-        start = tensor.untyped_storage().data_ptr()
-        for held in self._held:
-            other = held()
-            if other is None or other.is_meta or other.dim() == 0 or other.device != tensor.device:
-                continue
-            if other.untyped_storage().data_ptr() == start and start != 0:
-                return tensor.shape[0] == other.shape[0] and tensor.stride(0) == other.stride(0)
-        return False
 
 
 def tensors_in(value: object) -> Iterator[Tensor]:

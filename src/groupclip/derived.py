@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .aligned import carried
 from .batch import replaced, tensors_in
 from .call import Call
 from .errors import UnsupportedOperation
@@ -37,10 +36,6 @@ class Root:
             )
 
 
-#: Gives a derived tensor as a batch of activations, should dimension 0 turn out to be the batch: row i of sample i.
-Rows = Callable[[], Tensor]
-
-
 @dataclass(frozen=True, eq=False)
 class Derived:
     """What a :class:`PrivateTensor` carries.
@@ -50,7 +45,6 @@ class Derived:
         native: its value as the rest of the model sees it: no gradient to parameters; to activations where it used any.
         roots: the parameters behind it.
         isometric: its entries are entries of the one root, moved, picked, cast, or with constants added; none is there twice.
-        rows: see :data:`Rows`; None if dimension 0 isn't known to be readable so.
         tape: of the engine.
     """
 
@@ -58,7 +52,6 @@ class Derived:
     native: Tensor
     roots: tuple[Root, ...]
     isometric: bool
-    rows: Rows | None
     tape: Tape
 
     def targets(self) -> list[Target]:
@@ -84,13 +77,8 @@ _ISOMETRIC: set[Any] = {
 _SHIFTS: set[Any] = {torch.add, Tensor.add, torch.sub, Tensor.sub}
 
 
-def derive(call: Call, rows: Rows | None = None, picks: bool = False) -> Any:
-    """Run the operation of ``call`` away from the batch; tensors that depend on parameters come back private.
-
-    Args:
-        rows: how to read the result as activations, if its dimension 0 could be the batch.
-        picks: the result is entries of the one private operand, none of them twice.
-    """
+def derive(call: Call) -> Any:
+    """Run the operation of ``call`` on parameters alone; tensors that depend on them come back private."""
     if call.in_place:
         raise UnsupportedOperation(
             f"{call.name} changes a tensor in place that depends on {_names(call)}; write it out of place (y = x + .. "
@@ -111,16 +99,14 @@ def derive(call: Call, rows: Rows | None = None, picks: bool = False) -> Any:
         native = shadow = call.func(*shadow_args, **shadow_kwargs)
         if len(call.privates) == 1 and shadow is _shadow(call.privates[0], leaves):
             return call.privates[0]  # nothing was to be done: w.to(the same dtype), w.contiguous()
-    isometric = _is_isometric(call, picks)
-    if rows is None:
-        rows = _pointwise_rows(call) or carried(call)
+    isometric = _is_isometric(call)
 
     def wrap(shadowed: Any, natural: Any) -> Any:
         if isinstance(shadowed, Tensor):
             if not shadowed.requires_grad:
                 return natural
             plain = natural if upstream else shadowed.detach()
-            return _private(Derived(shadowed, plain, roots, isometric, rows, call.tape))
+            return _private(Derived(shadowed, plain, roots, isometric, call.tape))
         if isinstance(shadowed, (tuple, list)):
             items = [wrap(s, n) for s, n in zip(shadowed, natural, strict=True)]
             if isinstance(shadowed, list):
@@ -162,14 +148,16 @@ def _roots(call: Call) -> tuple[Root, ...]:
     return tuple(roots.values())
 
 
-def _is_isometric(call: Call, picks: bool) -> bool:
+def _is_isometric(call: Call) -> bool:
     if len(call.privates) != 1:
         return False
     private = call.privates[0]
     if isinstance(private, PrivateTensor) and not private._derived.isometric:
         return False
-    if picks:
-        return True
+    if call.func is F.embedding:  # positions, types: entries of the table, maybe one several times
+        ids, _, *padding = call.args
+        padded = "padding_idx" in call.kwargs or (bool(padding) and padding[0] is not None)
+        return not padded and isinstance(ids, Tensor) and not ids.is_meta and ids.unique().numel() == ids.numel()
     if not call.args or call.args[0] is not private:
         return False
     others = [*call.args[1:], *call.kwargs.values()]
@@ -180,24 +168,6 @@ def _is_isometric(call: Call, picks: bool) -> bool:
         # Numbers and slices; lists and tensors may name an entry twice.
         return all(i is None or i is Ellipsis or type(i) in (int, slice) for i in index)
     return call.func in _ISOMETRIC
-
-
-#: Operations of one tensor that keep rows where they are.
-_POINTWISE: set[Any] = {
-    F.relu, torch.relu, Tensor.relu, F.gelu, F.silu, torch.tanh, Tensor.tanh, torch.sigmoid, Tensor.sigmoid, F.dropout,
-    F.leaky_relu, F.elu, F.softplus, F.mish, F.hardswish, torch.neg, Tensor.neg, Tensor.to, Tensor.float, Tensor.double,
-    Tensor.half, Tensor.bfloat16, Tensor.contiguous, Tensor.clone, *_SHIFTS, torch.mul, Tensor.mul, torch.div, Tensor.div,
-}  # fmt: skip
-
-
-def _pointwise_rows(call: Call) -> Rows | None:
-    first, *others = call.args or (None,)
-    if not isinstance(first, PrivateTensor) or call.func not in _POINTWISE:
-        return None
-    rows = first._derived.rows
-    if rows is None or any(isinstance(o, Tensor) for o in [*others, *call.kwargs.values()]):
-        return None
-    return lambda: call.func(rows(), *others, **call.kwargs)
 
 
 def _shadow(value: Any, leaves: dict[int, Tensor]) -> Any:

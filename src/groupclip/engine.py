@@ -7,21 +7,23 @@ noise and the division by the expected batch size come once per logical step, in
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import _engine_run_backward
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from . import rules as rules  # registers every rule
+from .batch import tensors_in
 from .admission import check_caller, check_coverage, check_loss_scale, check_losses, refuse_batch_statistics
-from .call import Call
 from .clipping import ClipFunction
+from .beside import settled, use_beside
 from .errors import CoverageError, GroupClipError, PrivacyViolation
 from .gate import Group, Slot
 from .groupnoise import GroupNoise
@@ -31,12 +33,12 @@ from .mechanism import Mechanism
 from .noise import KEY_GIVEN, InsecureNoise, NoiseSource, SecureNoise
 from .operands import PrivateParameter, PrivateTensor
 from .partition import Partition
-from .rules.recurrent import note_order
 from .step import Bystanders, PrivateStep
 from .tape import LossReduction, Tape
 from .thresholds import ReadOnly
+from .together import side_by_side
 from .uncompiled import keep_uncompiled
-from .watch import Forward, Watch
+from .forward import Entrance, Forward, Passed
 
 if TYPE_CHECKING:
     from .statement import PrivacyRecord
@@ -80,9 +82,8 @@ class Engine:
         self._step = PrivateStep(
             self._slots, self.ledger, self.noise, self._amounts, self._show_plain, self._show_private
         )
-        self._forward = Forward(
-            model, self._tape, self._groups, self._show_private, noise_to_come=mechanism is not None
-        )
+        self._forward = Forward(model, self._tape, self._show_private, noise_to_come=mechanism is not None)
+        self._entrance = Entrance(model, self._forward)
         self._handles = self._hook(model, optimizer)
         self._attached = True
         self._show_private()
@@ -92,16 +93,11 @@ class Engine:
         return f"Engine({self.partition.style}, M={len(self.partition.names)}, {self.clip.name}, {counted})"
 
     def _hook(self, model: nn.Module, optimizer: Optimizer | None) -> list[Any]:
-        watch = Watch(self._forward)
-        handles: list[Any] = [
-            model.register_forward_pre_hook(watch.before, with_kwargs=True, prepend=True),
-            model.register_forward_hook(watch.after, with_kwargs=True, always_call=True),
-        ]
+        self._entrance.open()
+        handles: list[Any] = [model.register_forward_pre_hook(Passed(self._entrance, self._tape), prepend=True)]
         handles += [handle for slot in self._slots for handle in slot.hook()]
         keepers = [m for m in model.modules() if isinstance(m, (_BatchNorm, _InstanceNorm))]
         handles += [m.register_forward_pre_hook(refuse_batch_statistics) for m in keepers]
-        recurrent = [m for m in model.modules() if isinstance(m, nn.RNNBase)]
-        handles += [m.register_forward_pre_hook(note_order, with_kwargs=True) for m in recurrent]
         if optimizer is not None:
             if self.mechanism is not None:
                 handles.append(register_optimizer_step_pre_hook(Bystanders(self._slots, optimizer)))
@@ -147,13 +143,12 @@ class Engine:
         check_losses(losses, self._tape.require_batch())
         check_loss_scale(loss_scale, losses.dtype)
         self._step.check_accumulation()
-        losses = self._settle(losses)
         held = [slot.param.grad is not None for slot in self._slots]
         counted = self._amounts.counted()
         self._norms.clear()
         try:
             with self._tape.permit(len(losses), loss_scale):
-                losses.backward(torch.full_like(losses, loss_scale))
+                self._run_backward(self._settle(losses), loss_scale)
                 ended = bool(self._tape.ended)
             if not ended:
                 raise CoverageError(
@@ -179,12 +174,44 @@ class Engine:
             for group in self._groups:
                 group.drop_gate()
 
+    def _run_backward(self, losses: Tensor, loss_scale: float) -> None:
+        weights = torch.full_like(losses, loss_scale)
+        if self._tape.recomputed is None:
+            losses.backward(weights)
+            return
+        # A checkpoint computes again on tensors of samples side by side, which are so only while the level is there.
+        with side_by_side(self._tape.recomputed):
+            _engine_run_backward((losses,), (weights,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+
     def _settle(self, losses: Tensor) -> Tensor:
-        """Losses that were computed without telling samples apart: entry i is sample i's, by the contract."""
-        if not isinstance(losses, PrivateTensor):
-            return losses
-        with torch._C.DisableTorchFunctionSubclass():
-            return Call(Tensor.clone, (losses,), {}, [losses]).aligned_rows(losses)
+        """Losses with what was used beside the forward pass booked; entry i is sample i's, by the contract."""
+        if isinstance(losses, PrivateTensor):
+            with torch._C.DisableTorchFunctionSubclass():
+                losses = use_beside(self._tape, Tensor.clone, (losses,), {}, [losses])
+        return settled(self._tape, losses)
+
+    def per_sample(self, function: Callable[..., Any], *samples: Any) -> Any:
+        """Run ``function`` on every sample alone, all of them at once where that can be: for losses of your own making.
+
+        Args:
+            function: is written for a batch, and given batches of one sample. It may call the model, parts of it, and anything
+                else; a loss that it reduces to one number comes out as one loss for each sample. No sample is in sight of another,
+                whatever it does.
+            samples: tensors ``[B, ..]``, or containers of them: dimension 0 is the sample in all of them.
+
+        Returns:
+            What ``function`` returns, with the samples in dimension 0: ``[B]`` of numbers, ``[B, ..]`` of tensors ``[1, ..]``.
+
+        Raises:
+            ValueError: tensors of different lengths.
+            UnsupportedOperation: results of single samples that can't be put together.
+        """
+        self._require_attached()
+        if not torch.is_grad_enabled():
+            raise GroupClipError(
+                "engine.per_sample records gradients, and this is under torch.no_grad(): call the function itself"
+            )
+        return self._forward.per_sample(function, samples)
 
     def discard(self) -> None:
         """Give up the logical batch under way: clear every ``p.grad`` and forget what was backpropagated."""
@@ -194,21 +221,26 @@ class Engine:
     def forward_on(self, *inputs: Any) -> Iterator[None]:
         """For forward passes that don't call the model itself but its parts: what is computed inside is of ``inputs``.
 
+        Exact and slow: gradients are told apart by the losses, one backward pass a sample. :meth:`per_sample` is quick.
+
         Args:
             inputs: tensors, or containers of them; dimension 0 of the first is the sample.
         """
-        recording = torch.is_grad_enabled()
         self._show_private()
-        if recording:
-            check_caller(self.model)
-            check_coverage(self.model)
-            self._tape.enter()
-        try:
-            self._tape.begin_forward(inputs)
+        if not torch.is_grad_enabled():
             yield
-        finally:
-            if recording:
-                self._tape.leave()
+            return
+        check_caller(self.model)
+        check_coverage(self.model)
+        tensors = [t for t in tensors_in(inputs) if t.dim() > 0]
+        if not tensors:
+            raise PrivacyViolation(
+                "engine.forward_on was given no tensor with a batch dimension: pass the samples, a tensor whose first dimension is "
+                "the sample"
+            )
+        with self._tape.forward_pass():
+            self._tape.begin_forward(tensors[0].shape[0])
+            yield
 
     # ------------------------------------------------------------------ privacy
 
@@ -364,6 +396,7 @@ class Engine:
         if not self._attached:
             return
         self._attached = False
+        self._entrance.close()
         for handle in self._handles:
             handle.remove()
         for group in self._groups:

@@ -26,7 +26,9 @@ from .guard import Slot
 from .norms import accumulation_dtype
 from .persample.base import PerSample
 from .persample.combine import combine
+from .cells import cells_of
 from .tape import Tape, in_backward
+from .together import Part, natively
 
 #: Autograd runs ready nodes by descending sequence number. A gate must go before everything below it, or the group
 #: would keep its memory to the end of the pass.
@@ -70,7 +72,7 @@ class Gate:
         self.group = group
         self.closed = False
         self.nested = in_backward()
-        self._booked: dict[Slot, list[PerSample]] = {}
+        self._booked: dict[Slot, list[tuple[Part, PerSample]]] = {}
         self._uses: dict[Slot, weakref.WeakSet[_Use]] = {}
         self._leaves: dict[Slot, Tensor] = {}
         self.token: Tensor | None = _GateNode.apply(self, *[slot.param for slot in group.slots])
@@ -88,12 +90,12 @@ class Gate:
         if not in_backward():  # a checkpoint's recomputation only refills the saved tensors of the first forward
             self._uses.setdefault(slot, weakref.WeakSet()).add(use)
 
-    def book(self, slot: Slot, grads: PerSample) -> None:
-        """Keep the per-sample gradients of one use. A lone use is normed at once, so that it keeps what is smaller."""
+    def book(self, slot: Slot, part: Part, grads: PerSample) -> None:
+        """Keep the gradients of the samples of a part by one use. A lone use is normed at once: it keeps what is smaller."""
         booked = self._booked.setdefault(slot, [])
         if not booked and len(self._uses.get(slot, ())) <= 1:
             grads = grads.settle(slot.method)
-        booked.append(grads)
+        booked.append((part, grads))
 
     def close(self) -> list[Tensor | None]:
         """Clip: the sums of clipped gradients of the group's parameters (None where a parameter wasn't used)."""
@@ -107,38 +109,58 @@ class Gate:
             self.group.gate = None
         tape = self.group.tape
         tape.ended.add(self.group.name)
-        grads = {slot: combine(uses) for slot, uses in self._booked.items()}
+        cells = cells_of(self._booked)
         self._booked.clear()
-        if not grads:
+        if not cells:
             return [None] * len(self.group.slots)
-        if tape.observer is not None:
-            for slot, samples in grads.items():
-                tape.observer.normed(slot.name, samples.method)
-        sizes = {g.num_samples for g in grads.values()}
+        sizes = {cell.batch for cell in cells}
         if len(sizes) > 1:
             raise PrivacyViolation(
                 f"group {self.group.name!r} was used with batches of different sizes {sorted(sizes)} in one backward pass; "
                 "each loss must come from forward passes over the same samples"
             )
         scale = tape.scale(sizes.pop())
-        norms = torch.stack([g.square_norms() for g in grads.values()]).sum(dim=0).sqrt() * scale
-        dtypes = [slot.param.dtype for slot in grads]
-        lowest = max([*dtypes, *(g.dtype for g in grads.values())], key=lambda d: torch.finfo(d).eps)
-        norms = norms.to(max((accumulation_dtype(d) for d in dtypes), key=lambda d: torch.finfo(d).bits))
-        factors = bounded_factors(tape.clip, norms, self.group.threshold, lowest) * scale
-        tape.report(self.group.name, norms)
+        norms: list[Tensor] = []
+        totals: dict[Slot, Tensor] = {}
+        while cells:
+            cell = cells.pop(0)
+            grads = {slot: combine(uses) for slot, uses in cell.uses.items()}
+            cell.uses.clear()
+            if tape.observer is not None:
+                for slot, samples in grads.items():
+                    tape.observer.normed(slot.name, samples.method)
+            found = self._norms(grads) * scale
+            norms.append(found if cell.rows is None else cell.placed(found))
+            for slot, total in self._clipped(grads, found, scale).items():
+                totals[slot] = total if slot not in totals else totals[slot] + total
+        tape.report(self.group.name, norms[0] if len(norms) == 1 else torch.stack(norms).sum(dim=0))
+        return [self._deliver(slot, totals.pop(slot, None)) for slot in self.group.slots]
+
+    def _norms(self, grads: dict[Slot, PerSample]) -> Tensor:
+        """Of each sample's gradient of the group."""
+        norms = torch.stack([g.square_norms() for g in grads.values()]).sum(dim=0).sqrt()
+        return norms.to(
+            max((accumulation_dtype(slot.param.dtype) for slot in grads), key=lambda d: torch.finfo(d).bits)
+        )
+
+    def _clipped(self, grads: dict[Slot, PerSample], norms: Tensor, scale: float) -> dict[Slot, Tensor]:
+        """The sums of clipped gradients, in the parameters' shapes."""
+        dtypes = [*(slot.param.dtype for slot in grads), *(g.dtype for g in grads.values())]
+        lowest = max(dtypes, key=lambda d: torch.finfo(d).eps)
+        factors = bounded_factors(self.group.tape.clip, norms, self.group.threshold, lowest) * scale
         finite = torch.isfinite(norms)
         if not bool(finite.all()):  # zero times infinity is not zero: such samples must be left out of the products
             keep = finite.nonzero().flatten()
             factors = factors[keep]
             grads = {slot: g.select(keep) for slot, g in grads.items()}
-        return [self._deliver(slot, grads.pop(slot, None), factors) for slot in self.group.slots]
+        sums = {}
+        for slot in list(grads):
+            sums[slot] = grads.pop(slot).weighted_sum(factors).reshape(slot.param.shape)
+        return sums
 
     @staticmethod
-    def _deliver(slot: Slot, grads: PerSample | None, factors: Tensor) -> Tensor | None:
-        if grads is None:
-            return None
-        return slot.deliver(grads.weighted_sum(factors).reshape(slot.param.shape))
+    def _deliver(slot: Slot, total: Tensor | None) -> Tensor | None:
+        return None if total is None else slot.deliver(total)
 
 
 def in_full_precision(device: torch.device) -> AbstractContextManager[Any]:
@@ -159,7 +181,7 @@ class _GateNode(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, _: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        with in_full_precision(ctx.gate.group.slots[0].param.device):
+        with natively(), in_full_precision(ctx.gate.group.slots[0].param.device):
             return (None, *ctx.gate.close())
 
 
@@ -177,16 +199,24 @@ class Target:
 
 
 class _Use:
-    """One operation's use of some operands: what to book when its output gradient arrives."""
+    """One operation's use of some operands, by a part of the samples: what to book when its output gradient arrives."""
 
-    def __init__(self, targets: Sequence[Sequence[Target]], book: Book) -> None:
-        self.targets, self.book = targets, book
+    def __init__(self, part: Part, targets: Sequence[Sequence[Target]], book: Book) -> None:
+        self.part, self.targets, self.book = part, targets, book
         self.recomputed = in_backward()
         for operand in targets:
             for target in operand:
                 target.gate.expect(target.slot, self)
 
-    def check(self) -> None:
+    def arrived(self, saved: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
+        """The gradients of the outputs are there."""
+        if next(t.gate for operand in self.targets for t in operand).group.tape.probing:
+            return
+        self._check()
+        if any(g is not None for g in grads):
+            self._run(saved, grads)
+
+    def _check(self) -> None:
         for gate in {t.gate for operand in self.targets for t in operand}:
             gate.group.tape.require_permission()  # before anything is booked
             if gate.closed:
@@ -204,11 +234,11 @@ class _Use:
                     "with it. Compute it on a copy of the model, or before attaching"
                 )
 
-    def run(self, saved: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
-        with in_full_precision(next(t.slot.param.device for operand in self.targets for t in operand)):
+    def _run(self, saved: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
+        with natively(), in_full_precision(next(t.slot.param.device for operand in self.targets for t in operand)):
             for operand, samples in zip(self.targets, self.book(saved, grads), strict=True):
                 for target in operand:
-                    target.gate.book(target.slot, target.pull(samples))
+                    target.gate.book(target.slot, self.part, target.pull(samples))
 
 
 class _Tap(torch.autograd.Function):
@@ -229,52 +259,26 @@ class _Tap(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx.use.check()
-        if any(g is not None for g in grads):
-            ctx.use.run(ctx.saved_tensors, grads)
+        ctx.use.arrived(ctx.saved_tensors, grads)
         return (None, None, None, *grads, *[None] * ctx.num_tokens)
 
 
-class _TapInPlace(torch.autograd.Function):
-    """As :class:`_Tap`, for an output that is an operand modified in place."""
-
-    @staticmethod
-    def forward(ctx: Any, use: _Use, saved: tuple[Tensor, ...], output: Tensor, *tokens: Tensor) -> Tensor:
-        ctx.use, ctx.num_tokens = use, len(tokens)
-        ctx.save_for_backward(*saved)
-        ctx.set_materialize_grads(False)
-        ctx.mark_dirty(output)
-        return output
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx.use.check()
-        if grad is not None:
-            ctx.use.run(ctx.saved_tensors, (grad,))
-        return (None, None, grad, *[None] * ctx.num_tokens)
-
-
 def tap(
-    outputs: Sequence[Tensor], saved: Sequence[Tensor], targets: Sequence[Sequence[Target]], book: Book
+    part: Part, outputs: Sequence[Tensor], saved: Sequence[Tensor], targets: Sequence[Sequence[Target]], book: Book
 ) -> tuple[Tensor, ...]:
-    """Outputs of an operation, tied to the gates of its private operands.
+    """Outputs of an operation, tied to the gates of its private operands. To be called natively.
 
     Args:
+        part: the samples that they are of, ``[size, ..]``.
         outputs: what the operation computed with detached parameters, so that autograd knows its input gradients and no
             weight gradient.
         saved: tensors that ``book`` needs (they go through autograd's saved-tensor hooks).
         targets: for each private operand, the parameters that its per-sample gradients belong to.
         book: see :data:`Book`; one :class:`PerSample` an operand.
     """
-    use = _Use(targets, book)
+    use = _Use(part, targets, book)
     result = _Tap.apply(use, tuple(t.detach() for t in saved), len(outputs), *outputs, *_tokens(targets))
     return result if isinstance(result, tuple) else (result,)
-
-
-def tap_in_place(output: Tensor, saved: Sequence[Tensor], targets: Sequence[Sequence[Target]], book: Book) -> Tensor:
-    """As :func:`tap` for an operand that the operation modified in place: the same tensor comes back."""
-    return _TapInPlace.apply(_Use(targets, book), tuple(t.detach() for t in saved), output, *_tokens(targets))
 
 
 def _tokens(targets: Sequence[Sequence[Target]]) -> list[Tensor]:

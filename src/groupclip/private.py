@@ -1,14 +1,13 @@
 """Every operation that uses a private parameter goes to a rule that keeps samples apart.
 
 ``attach`` gives each trainable parameter the class :class:`PrivateParameter`, in place (:mod:`groupclip.operands`). Its
-``__torch_function__`` sends every operation to :func:`dispatch`, which knows three ways:
+``__torch_function__`` sends every operation to :func:`dispatch`, which knows four ways:
 
-1. a *rule* (:mod:`groupclip.rules`) for the operation: closed forms, fast;
-2. the *generic rule*: the one operation, sample by sample under ``vmap``, checked against its own output;
-3. *derivation*: an operation on parameters alone (``w.t()``, ``1 + w``, a position embedding without a batch
-   dimension) gives a :class:`PrivateTensor`, which is in turn private until it meets the batch: as one tensor for all
-   samples, or lined up with them row by row (:mod:`groupclip.aligned`). What none of this can split by sample is
-   derived too: exact in every case, and slow.
+1. *derivation*: an operation on parameters alone (``w.t()``, ``1 + w``, a position embedding) gives a :class:`PrivateTensor`,
+   which is in turn private until it meets a sample;
+2. a *rule* (:mod:`groupclip.rules`) for the operation on all samples of a part: closed forms, fast;
+3. *spreading*: each sample gets the parameter expanded for it, and its gradient comes out instantiated: any operation, exact;
+4. beside the model's own forward pass, where nothing tells whose rows are whose: credit by loss (:mod:`groupclip.beside`).
 """
 
 from __future__ import annotations
@@ -19,18 +18,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .aligned import meet
 from .batch import instances_in, replaced, tensors_in
-from .call import DERIVED, RULE, SLOW, VMAP, Call, NotSplit
+from .beside import use_beside
+from .call import DERIVED, RULE, VMAP, Call, NotSplit, tape_of
 from .derived import derive
 from .errors import UnsupportedOperation
-from .lesson import computed_again_later
-from .operands import Private, PrivateParameter, PrivateTensor, tapes
+from .gate import tap
+from .operands import Private, PrivateParameter, PrivateTensor, targets
+from .persample.base import PerSample
+from .persample.dense import Dense
+from .reads import run
+from .together import NestedLevel, Part, natively
 
 Rule = Callable[..., Any]
 
-#: operation -> rule(call, *args, **kwargs). Rules raise :class:`NotSplit` where they can't split the operation.
+#: operation -> rule(call, *args, **kwargs), which runs natively and returns physical tensors. Rules raise :class:`NotSplit`
+#: where they have no closed form.
 RULES: dict[Any, Rule] = {}
+
+#: operation -> the same operation in terms of others, for functions of torch that hide several behind one.
+WRITTEN_OUT: dict[Any, Rule] = {}
+
+#: operation -> check(call, *args, **kwargs), which refuses what would break the guarantee, whatever way it went.
+CHECKS: dict[Any, Callable[..., None]] = {}
 
 #: Operations that return facts, or tensors cut off from autograd: run as they are.
 _PASSIVE: set[Any] = {
@@ -41,21 +51,18 @@ _PASSIVE: set[Any] = {
     Tensor.is_shared, Tensor.share_memory_, torch._has_compatible_shallow_copy_type,  # pyright: ignore[reportPrivateImportUsage]
 }  # fmt: skip
 
+_PROPERTIES = ("__get__", "__set__", "__delete__")  # shape, grad, data, T ..
+
 
 def dispatch(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Run ``func`` on arguments of which some are private."""
     with torch._C.DisableTorchFunctionSubclass():
-        if func in _PASSIVE:
+        if func in _PASSIVE or not torch.is_grad_enabled():
             return func(*args, **kwargs)
-        if not torch.is_grad_enabled():
-            if not computed_again_later():
-                return func(*args, **kwargs)
-            with torch.enable_grad():
-                return dispatch(func, args, kwargs)
         privates = [p for p in instances_in((args, kwargs), (PrivateParameter, PrivateTensor)) if p.requires_grad]
         if not privates:
             return func(*args, **kwargs)
-        if func.__name__ in ("__get__", "__set__", "__delete__"):  # properties: shape, grad, data, T ..
+        if func.__name__ in _PROPERTIES:
             result = func(*args, **kwargs)
             if not isinstance(result, Tensor) or not result.requires_grad or func == Tensor.grad.__get__:  # pyright: ignore
                 return result
@@ -64,39 +71,75 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any
                 "backward() on a tensor that was computed without telling samples apart; call engine.backward(losses) with "
                 "the per-sample losses themselves"
             )
-        if not all(tape.knows_batch for p in privates for tape in tapes(p)):
-            return _fact(func, args, kwargs, privates)
-        return split(Call(func, args, kwargs, privates))
-
-
-def _fact(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], privates: list[Private]) -> Any:
-    """Outside a pass: what carries no gradient (``torch.equal``, ``p.tolist()``) is as good as any; the rest is refused."""
-    own = {id(p): p.detach().requires_grad_(True) for p in privates}
-    result = func(*replaced(args, lambda v: own.get(id(v), v)), **replaced(dict(kwargs), lambda v: own.get(id(v), v)))
-    if any(t.requires_grad for t in tensors_in(result)):
-        Call(func, args, kwargs, privates)  # refuses: an unknown batch, or parameters of two engines
-    return result
+        tape = tape_of(privates, func)
+        part = tape.part_here()
+        if part is None:
+            return use_beside(tape, func, args, kwargs, privates)
+        tape.note_hooks()
+        return split(Call(tape, part, func, args, kwargs, privates))
 
 
 def split(call: Call) -> Any:
     """The first way that keeps the samples of this operation apart."""
-    from .rules.generic import run_by_sample  # here: rules import this module
-
-    if call.tape.layouts.learning:
-        call.show_operands()
-    rule = RULES.get(call.func)
-    if rule is not None and not call.complex:
+    part = call.part
+    check = CHECKS.get(call.func)
+    if check is not None:
+        check(call, *call.args, **call.kwargs)
+    if not any(part.holds(t) for t in tensors_in((call.args, call.kwargs)) if not call.is_private(t)):
+        with natively():
+            call.tell(DERIVED)
+            return derive(call)
+    written_out = WRITTEN_OUT.get(call.func)
+    if written_out is not None:
         try:
-            result = rule(call, *call.args, **call.kwargs)
-            return call.seen(result, DERIVED if any(map(call.is_private, tensors_in(result))) else RULE)
+            return written_out(call, *call.args, **call.kwargs)
         except NotSplit:
             pass
-    try:
-        return call.seen(run_by_sample(call), VMAP)
-    except NotSplit:
-        pass
-    try:
-        return meet(call)
-    except NotSplit:
-        call.say_slow()
-        return call.seen(derive(call), SLOW if call.met_batch else DERIVED)
+    rule = RULES.get(call.func)
+    if rule is not None and part.on_top and not call.complex:
+        try:
+            with natively():
+                result = _logical(part, rule(call, *call.args, **call.kwargs))
+            call.tell(RULE)
+            return result
+        except (NotSplit, NestedLevel):
+            pass
+    return _run_spread(call)
+
+
+def dispatch_or_run(call: Call, func: Any, *args: Any) -> Any:
+    """An operation that another is written out in: with private operands, or without."""
+    if any(True for _ in instances_in(args, (PrivateParameter, PrivateTensor))):
+        return dispatch(func, args, {})
+    return run(call.part, func, args, {})
+
+
+def _logical(part: Part, result: Any) -> Any:
+    if isinstance(result, Tensor):
+        return part.logical(result)
+    return tuple(part.logical(r) for r in result)
+
+
+def _run_spread(call: Call) -> Any:
+    """Any operation, each sample with the parameters expanded for it."""
+    if call.in_place and call.is_private(call.args[0]):
+        raise UnsupportedOperation(
+            f"{call.name} changes a parameter in place, or a tensor computed from parameters alone; write it out of place "
+            "(y = x + .. instead of x.add_(..)), so that per-sample gradients can follow it"
+        )
+    part = call.part
+    with natively():
+        own = {id(p): part.logical(spread(part, p)) for p in call.privates}
+    args, kwargs = replaced((call.args, dict(call.kwargs)), lambda v: own.get(id(v), v))
+    call.tell(VMAP)
+    return run(part, call.func, args, kwargs)
+
+
+def spread(part: Part, operand: Private) -> Tensor:
+    """``[size, *shape]``: the operand for each sample, with the gradient of each to come. To be called natively."""
+    value = operand._derived.native if isinstance(operand, PrivateTensor) else operand.detach()
+    return tap(part, [part.each(value)], [], [targets(operand)], _instantiated)[0]
+
+
+def _instantiated(saved: Any, grads: Any) -> list[PerSample]:
+    return [Dense(grads[0])]

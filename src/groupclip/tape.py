@@ -11,11 +11,9 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from .batch import Inputs, tensors_in
 from .clipping import ClipFunction
-from .course import Course
-from .errors import PrivacyViolation
-from .layout import Layouts
+from .errors import PrivacyViolation, UnsupportedOperation
+from .together import NATIVE, Part, functorch, saved_tensor_hooks
 
 LossReduction = Literal["none", "mean", "sum"]
 
@@ -32,7 +30,7 @@ class Observer(Protocol):
         ...
 
 
-@dataclass
+@dataclass(eq=False)
 class Tape:
     """The facts that rules and gates ask for.
 
@@ -42,27 +40,32 @@ class Tape:
             ``none`` forbids it.
         report: called with (group name, ``[B]`` norms) when a group ends. Not private.
         batch: B of the latest forward pass that records gradients; None before the first.
-        inputs: of the forward passes since the last backward.
-        layouts: where the samples lie in what parameters meet.
+        part: the samples that the forward pass under way is of; None outside of one.
+        ran_natively: samples ran one at a time since the last backward.
+        recomputed: the largest part that ran a checkpoint since the last backward; None if none did.
+        beside: the parameters that were used beside a forward pass since the last backward (:mod:`groupclip.beside`).
         permitted: B of the backward pass of ``engine.backward`` that is under way.
         loss_scale: what its losses are multiplied by.
         ended: the groups that ended in that backward pass.
+        probing: a backward pass that books nothing is under way.
         observer: is told how each parameter is used, or None.
-        course: follows the forward passes of the model itself, or None.
     """
 
     clip: ClipFunction
     loss_reduction: LossReduction
     report: Callable[[str, Tensor], None]
     batch: int | None = None
-    inputs: Inputs = field(default_factory=Inputs)
-    layouts: Layouts = field(default_factory=Layouts)
+    part: Part | None = None
+    ran_natively: bool = False
+    recomputed: int | None = None
+    beside: dict[Any, Tensor] = field(default_factory=dict)
     permitted: int | None = None
     loss_scale: float = 1.0
     ended: set[str] = field(default_factory=set)
+    probing: bool = False
     observer: Observer | None = None
-    course: Course | None = None
     _inside: bool = False
+    _hooks: Any = None  # on what autograd saves, when the part began
     _thread: threading.Thread | None = None  # the one in a forward pass
     _lock: Any = field(default_factory=threading.Lock)
 
@@ -84,18 +87,57 @@ class Tape:
                 "apart; let them take turns, give each thread a model and an engine of its own, or evaluate under torch.no_grad()"
             )
 
-    def begin_forward(self, inputs: Any) -> None:
-        """Read the batch off the model's inputs: dimension 0 of the first tensor. Only where gradients are recorded."""
-        if not torch.is_grad_enabled() or in_backward():
+    @contextmanager
+    def forward_pass(self) -> Iterator[None]:
+        """Inside is a forward pass that records gradients."""
+        self.enter()
+        try:
+            yield
+        finally:
+            self.leave()
+
+    def begin_forward(self, batch: int) -> None:
+        """B samples come."""
+        self.batch, self._inside = batch, True
+
+    @contextmanager
+    def on(self, part: Part) -> Iterator[None]:
+        """Inside, uses of parameters are of these samples."""
+        before, self.part = self.part, part
+        hooks, self._hooks = self._hooks, saved_tensor_hooks()
+        try:
+            yield
+        finally:
+            self.part, self._hooks = before, hooks
+
+    def part_here(self) -> Part | None:
+        """The samples that an operation under way is of; None beside a forward pass."""
+        if self.part is not None or not in_backward():
+            return self.part
+        # A checkpoint computes again what was computed in a forward pass. What it books is thrown away.
+        top = functorch.peek_interpreter_stack()
+        if top is not None:
+            return Part(None, self.recomputed or 0, self.recomputed or 0, top.level())
+        return Part(None, 1, 1, NATIVE) if self.ran_natively else None
+
+    def note_hooks(self) -> None:
+        """Notice a checkpoint: it will compute again in the backward pass, where the samples must be side by side as now.
+
+        Raises:
+            UnsupportedOperation: the backward pass isn't ``engine.backward``'s.
+        """
+        part = self.part
+        if part is None or part.level == NATIVE or in_backward():
             return
-        tensors = [t for t in tensors_in(inputs) if t.dim() > 0]
-        if not tensors:
-            raise PrivacyViolation(
-                "the model was called without any tensor that has a batch dimension, so samples can't be told apart; "
-                "pass the batch as a tensor whose first dimension is the sample"
+        hooks = saved_tensor_hooks()
+        if hooks is self._hooks or hooks == self._hooks:
+            return
+        if self.loss_reduction != "none":
+            raise UnsupportedOperation(
+                "a checkpoint inside the model computes again in the backward pass, which loss.backward() doesn't tell groupclip: "
+                "call engine.backward(losses) with one loss per sample"
             )
-        self.batch, self._inside = tensors[0].shape[0], True
-        self.inputs.add(tensors)
+        self.recomputed = max(part.size, self.recomputed or 0)
 
     def end_forward(self) -> None:
         self._inside = False
@@ -110,16 +152,6 @@ class Tape:
     def entered_here(self) -> bool:
         """Whether this thread is in a forward pass."""
         return self._thread is threading.current_thread()
-
-    @property
-    def led_here(self) -> int | None:
-        """What arranged rows between the last use of parameters and the one under way; None where that isn't followed."""
-        return None if self.course is None or in_backward() else self.course.before
-
-    @property
-    def shown(self) -> bool:
-        """Whether the pass under way is one of the model itself, of which lessons are given, or its recomputation."""
-        return in_backward() or self.led_here is not None
 
     @property
     def knows_batch(self) -> bool:
@@ -151,7 +183,8 @@ class Tape:
             yield
         finally:
             self.permitted, self.loss_scale, self.ended = None, 1.0, set()
-            self.inputs.forget()
+            self.ran_natively, self.recomputed = False, None
+            self.beside.clear()
 
     def require_permission(self) -> None:
         """Refuse a backward pass on a reduced loss, unless the reduction was declared.

@@ -8,7 +8,7 @@ import torch
 
 from . import private
 from .step import PrivateStep
-from .watch import Watch
+from .forward import Entrance, Passed
 
 
 @functools.cache
@@ -18,6 +18,6 @@ def keep_uncompiled() -> None:
     Traced, groupclip's own code would be compiled line by line: for half a minute, with the same result. It is told here and
     not where the functions are defined, because asking loads the compiler, which takes a second (so does making any optimizer).
     """
-    kept = [(private, "dispatch"), (Watch, "before"), (Watch, "after"), (PrivateStep, "before"), (PrivateStep, "after")]
+    kept = [(private, "dispatch"), (Passed, "__call__"), (PrivateStep, "before"), (PrivateStep, "after")]
     for owner, name in kept:
         setattr(owner, name, torch.compiler.disable(getattr(owner, name)))

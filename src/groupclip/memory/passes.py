@@ -18,10 +18,8 @@ from torch.optim import Optimizer
 from ..attaching import attach
 from ..batch import tensors_in
 from ..engine import Engine
-from ..layout import Axis, Place
 from ..normals import workspace_bytes
 from ..partition import Partition, partition
-from .layouts import ShapeLayouts
 from .live import Live
 from .sketch import answering, blank, blank_model, sketching
 from .trace import Layer, Recorder, TracedGroup
@@ -67,7 +65,6 @@ class Sketched:
         self._batch = batch
         devices = {p.device for p in model.parameters()} - {torch.device("meta")}
         self.device = next(iter(devices), torch.device("cpu"))
-        self._known: dict[Place, Axis] | None = None
 
     @property
     def static(self) -> int:
@@ -113,18 +110,6 @@ class Sketched:
 
     def _attached(self, groups: Partition) -> tuple[Engine, Any]:
         engine = as_with_noise(attach(blank_model(self.model), None, groups, None))
-        layouts = engine._tape.layouts = ShapeLayouts()
-
-        def forward(samples: int) -> None:
-            self.loss(engine.model, self._batch_of(samples))
-            for group in engine._groups:
-                group.drop_gate()
-            engine._tape.inputs.forget()
-
-        if self._known is None:
-            layouts.learn(forward, self.samples)
-            self._known = layouts.known
-        layouts.known = self._known
         return engine, self._batch_of(self.samples)
 
 

@@ -6,24 +6,8 @@ ties the output to the gates of the parameters. Importing this package registers
 Legend of all files here: B samples, T positions that share a parameter, d inputs, p outputs.
 """
 
-from . import (
-    activation,
-    affine,
-    attention,
-    bags,
-    broadcast,
-    convolution,
-    einsum,
-    embedding,
-    generic,
-    matmul,
-    normalisation,
-    recurrent,
-    rows,
-    transposed,
-)
+from . import affine, attention, bags, convolution, einsum, embedding, matmul, normalisation, recurrent, transposed
 
 __all__ = [
-    "activation", "affine", "attention", "bags", "broadcast", "convolution", "einsum", "embedding", "generic", "matmul",
-    "normalisation", "recurrent", "rows", "transposed",
+    "affine", "attention", "bags", "convolution", "einsum", "embedding", "matmul", "normalisation", "recurrent", "transposed",
 ]  # fmt: skip

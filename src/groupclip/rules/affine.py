@@ -9,48 +9,41 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..call import Call, NotSplit
-from ..layout import Axis
 from ..persample.base import PerSample
 from ..persample.dense import Dense
 from ..persample.outer import Outer
 from ..private import RULES
-from .shapes import autocast_to, by_position
+from .shapes import autocast_to, by_position, summed
 
 
 def linear(call: Call, input: Any, weight: Any, bias: Any = None) -> Tensor:
     """``input [.., d]``, ``weight [p, d]``, ``bias [p]``."""
-    x, axis = call.activation(input)
-    x = autocast_to(x)
-    if x.dim() < 2 or call.value(weight).dim() != 2:
+    if call.value(weight).dim() != 2 or call.holds(weight) or call.holds(bias):
         raise NotSplit
+    x = autocast_to(call.samples(input))
     out = F.linear(x, call.value(weight), call.value(bias))
-    return _book(call, out, x, axis, weight, bias, inputs_first=False)
+    return _book(call, out, x, weight, bias, inputs_first=False)
 
 
 def addmm(call: Call, input: Any, mat1: Any, mat2: Any, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """``input [p] + mat1 [N, d] @ mat2 [d, p]``: HF's Conv1D."""
-    if call.is_private(mat1) or beta != 1 or alpha != 1 or input.dim() != 1:
+    if beta != 1 or alpha != 1 or input.dim() != 1 or call.holds(input) or call.holds(mat2):
         raise NotSplit
-    x, axis = call.activation(mat1)
-    x = autocast_to(x)
-    out = torch.addmm(call.value(input), x, call.value(mat2))
-    return _book(call, out, x, axis, mat2, input, inputs_first=True)
+    x = autocast_to(call.samples(mat1))
+    rows = torch.addmm(call.value(input), x.flatten(0, 1), call.value(mat2))
+    return _book(call, rows.unflatten(0, x.shape[:2]), x, mat2, input, inputs_first=True)
 
 
-def _book(call: Call, out: Tensor, x: Tensor, axis: Axis, weight: Any, bias: Any, inputs_first: bool) -> Tensor:
-    batch = call.batch
+def _book(call: Call, out: Tensor, x: Tensor, weight: Any, bias: Any, inputs_first: bool) -> Tensor:
     weighted, biased = call.is_private(weight), call.is_private(bias)
-    if not weighted and not biased:  # only the input was private, and it has met the batch by now
-        return out
 
     def book(saved: Any, grads: Any) -> list[PerSample]:
-        g = by_position(grads[0], axis, batch)
+        g = by_position(grads[0])
         booked: list[PerSample] = []
         if weighted:
-            booked.append(Outer(by_position(saved[0], axis, batch), g, inputs_first))
+            booked.append(Outer(by_position(saved[0]), g, inputs_first))
         if biased:
-            # Summed over positions BEFORE the norm: the bias is one parameter used at T positions.
-            booked.append(Dense(g.sum(dim=1, dtype=torch.promote_types(g.dtype, torch.float32))))
+            booked.append(Dense(summed(g, (1,))))
         return booked
 
     return call.tap([out], [x] if weighted else [], [o for o in (weight, bias) if call.is_private(o)], book)[0]

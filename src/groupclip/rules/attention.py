@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..call import Call, NotSplit
-from ..layout import Axis
-from ..private import RULES, dispatch
+from ..private import WRITTEN_OUT, dispatch_or_run
+from ..reads import run
 
 
 def multi_head_attention(
@@ -31,18 +31,14 @@ def multi_head_attention(
     del embed_dim_to_check
     if static_k is not None or static_v is not None or query.dim() != 3:
         raise NotSplit
-    for place, operand in enumerate((query, key, value)):
-        axis = Axis.MIXED if call.is_private(operand) else call.axis(operand, place)
-        if operand.shape[1] != call.batch or not (axis is Axis.SECOND or (axis is Axis.MAJOR and call.batch == 1)):
-            raise NotSplit
     same = query is key and key is value
     q, k, v = (t.transpose(0, 1) for t in (query, key, value))  # [N, L or S, E]
     weights = (q_proj_weight, k_proj_weight, v_proj_weight) if use_separate_proj_weight else in_proj_weight
-    q, k, v = _project(q, k, v, weights, in_proj_bias, same)
+    q, k, v = _project(call, q, k, v, weights, in_proj_bias, same)
     batch = q.shape[0]
     mask = _mask(attn_mask, key_padding_mask, batch, num_heads, q.dtype)
     if bias_k is not None:
-        k, v = (_append(t, b) for t, b in ((k, bias_k), (v, bias_v)))
+        k, v = (_append(call, t, b) for t, b in ((k, bias_k), (v, bias_v)))
         mask = _open_one_more(mask)
     if add_zero_attn:
         k, v = (F.pad(t, (0, 0, 0, 1)) for t in (k, v))
@@ -55,28 +51,29 @@ def multi_head_attention(
         scores = torch.softmax(logits if mask is None else logits + mask, dim=-1)
         out = F.dropout(scores, dropout) @ v
     else:
-        out = F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal and mask is None)
+        out = run(call.part, F.scaled_dot_product_attention, (q, k, v, mask, dropout, is_causal and mask is None), {})
     out = out.transpose(1, 2).flatten(2)
-    out = dispatch(F.linear, (out, out_proj_weight, out_proj_bias), {}).transpose(0, 1)
+    out = dispatch_or_run(call, F.linear, out, out_proj_weight, out_proj_bias).transpose(0, 1)
     if scores is not None and average_attn_weights:
         scores = scores.mean(dim=1)
     return out, scores
 
 
-def _project(q: Tensor, k: Tensor, v: Tensor, weights: Any, bias: Any, same: bool) -> list[Tensor]:
+def _project(call: Call, q: Any, k: Any, v: Any, weights: Any, bias: Any, same: bool) -> list[Any]:
     if isinstance(weights, tuple):
         parts = weights
     elif same:  # one matrix of 3E rows, used once
-        return list(dispatch(F.linear, (q, weights, bias), {}).chunk(3, dim=-1))
+        return list(dispatch_or_run(call, F.linear, q, weights, bias).chunk(3, dim=-1))
     else:
-        parts = dispatch(Tensor.chunk, (weights, 3), {})
-    biases = (None, None, None) if bias is None else dispatch(Tensor.chunk, (bias, 3), {})
-    return [dispatch(F.linear, (x, w, b), {}) for x, w, b in zip((q, k, v), parts, biases, strict=True)]
+        parts = dispatch_or_run(call, Tensor.chunk, weights, 3)
+    biases = (None, None, None) if bias is None else dispatch_or_run(call, Tensor.chunk, bias, 3)
+    return [dispatch_or_run(call, F.linear, x, w, b) for x, w, b in zip((q, k, v), parts, biases, strict=True)]
 
 
-def _append(x: Tensor, token: Any) -> Tensor:
+def _append(call: Call, x: Tensor, token: Any) -> Any:
     """``x [N, S, E]`` with a learnt position ``[1, 1, E]`` at the end."""
-    return dispatch(torch.cat, ([x, dispatch(Tensor.expand, (token, x.shape[0], 1, x.shape[2]), {})], 1), {})
+    token = dispatch_or_run(call, Tensor.expand, token, x.shape[0], 1, x.shape[2])
+    return dispatch_or_run(call, torch.cat, [x, token], 1)
 
 
 def _mask(
@@ -114,11 +111,15 @@ def scaled_dot_product(
     if is_causal or enable_gqa or not call.is_private(attn_mask) or any(map(call.is_private, (query, key, value))):
         raise NotSplit
     scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
-    scores = dispatch(torch.add, (scores, attn_mask), {})
-    if call.is_private(scores):
-        raise NotSplit
-    return F.dropout(torch.ops.aten._safe_softmax(scores, -1), dropout_p) @ value
+    scores = dispatch_or_run(call, torch.add, scores, attn_mask)
+    return F.dropout(_safe_softmax(scores), dropout_p) @ value
 
 
-RULES[F.multi_head_attention_forward] = multi_head_attention
-RULES[F.scaled_dot_product_attention] = scaled_dot_product
+def _safe_softmax(scores: Tensor) -> Tensor:
+    """As torch's own: a row that is masked as a whole is zero."""
+    masked = (scores == float("-inf")).all(dim=-1, keepdim=True)
+    return torch.softmax(scores.masked_fill(masked, 0.0), dim=-1).masked_fill(masked, 0.0)
+
+
+WRITTEN_OUT[F.multi_head_attention_forward] = multi_head_attention
+WRITTEN_OUT[F.scaled_dot_product_attention] = scaled_dot_product

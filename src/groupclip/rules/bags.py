@@ -1,7 +1,7 @@
 """``F.embedding_bag``: sums, means or maxima of rows of a table, one for each bag of ids.
 
 A bag is looked up as a sequence is (:mod:`.embedding`), each id with the weight that it has in the result. Bags of unequal
-length, given by offsets, are padded with ids of weight zero.
+length, given by offsets, go bag by bag.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ from torch import Tensor
 
 from ..call import Call, NotSplit
 from ..errors import UnsupportedOperation
-from ..layout import Axis
 from ..persample.base import PerSample
 from ..persample.lookup import Lookup
-from ..private import RULES
-from .ragged import Ragged
+from ..private import CHECKS, RULES
 
 
 def embedding_bag(
@@ -26,8 +24,68 @@ def embedding_bag(
     scale_grad_by_freq: bool = False, mode: str = "mean", sparse: bool = False, per_sample_weights: Any = None,
     include_last_offset: bool = False, padding_idx: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """``input`` integers ``[B, T]``, or ``[N]`` with ``offsets``; ``weight [V, d]``; the result is ``[B, d]``."""
-    del norm_type, sparse  # the gradient that comes out is dense: noise is
+    """``input`` integers ``[K, T]``, or ``[N]`` with ``offsets [K]``, for K bags of a sample; ``weight [V, d]``."""
+    del max_norm, norm_type, scale_grad_by_freq, sparse
+    if call.is_private(per_sample_weights) or not call.is_private(weight):
+        raise NotSplit
+    count, dim = weight.shape
+    padding = -1 if padding_idx is None else padding_idx % count
+    given = call.samples(input)  # [size, K, T] or [size, N]
+    weights = None if per_sample_weights is None else call.samples(per_sample_weights)
+    if input.dim() == 1:
+        bags = _bags(call, offsets, include_last_offset, input.shape[0])
+        ids, weights, there = _padded(given, weights, bags)
+    elif input.dim() == 2:
+        ids, there = given, None
+    else:
+        raise NotSplit
+    there = (ids != padding) if there is None else there & (ids != padding)
+
+    def book(saved: Any, grads: Any) -> list[PerSample]:
+        return [Lookup(saved[0].flatten(1), grads[0].reshape(*saved[0].flatten(1).shape, dim), count)]
+
+    rows = call.tap([F.embedding(ids, call.value(weight))], [ids], [weight], book)[0]  # [size, K, T, d]
+    if mode == "max":
+        if rows.shape[2] == 0:
+            return rows.sum(dim=2)
+        highest = rows.masked_fill(~there.unsqueeze(-1), float("-inf")).max(dim=2).values
+        return torch.where(there.any(dim=2, keepdim=True), highest, 0.0)
+    factors = there.to(rows.dtype) if weights is None else torch.where(there, weights, 0.0)
+    if mode == "mean":
+        factors = factors / factors.sum(dim=2, keepdim=True).clamp(min=1)
+    return torch.einsum("bkt,bktd->bkd", factors, rows)
+
+
+def _bags(call: Call, offsets: Tensor | None, last: bool, length: int) -> list[tuple[int, int]]:
+    """Where each bag of a sample begins and ends: the same for all samples that run together."""
+    if offsets is None:
+        raise NotSplit
+    found = call.samples(offsets)
+    if found.shape[0] == 0 or not bool((found == found[0]).all()):
+        raise NotSplit
+    starts = found[0].tolist()
+    ends = [*starts[1:], length]
+    return list(zip(starts[:-1], ends[:-1], strict=True)) if last else list(zip(starts, ends, strict=True))
+
+
+def _padded(ids: Tensor, weights: Tensor | None, bags: list[tuple[int, int]]) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Bags ``[size, K, T]`` as long as the longest, and where they have an id."""
+    longest = max((end - start for start, end in bags), default=0)
+    at = torch.tensor([[min(start + t, end - 1) if end > start else 0 for t in range(longest)] for start, end in bags])
+    there = torch.tensor([[t < end - start for t in range(longest)] for start, end in bags], dtype=torch.bool)
+    at, there = at.long().reshape(len(bags), longest).to(ids.device), there.reshape(len(bags), longest).to(ids.device)
+    if ids.shape[1] == 0:
+        at, there = at[:, :0], there[:, :0]
+    return ids[:, at], None if weights is None else weights[:, at], there.expand(len(ids), *there.shape)
+
+
+def check(
+    call: Call, input: Any, weight: Any, offsets: Any = None, max_norm: float | None = None, norm_type: float = 2,
+    scale_grad_by_freq: bool = False, mode: str = "mean", sparse: bool = False, per_sample_weights: Any = None,
+    include_last_offset: bool = False, padding_idx: int | None = None,
+) -> None:  # fmt: skip
+    """Refuse what reads or writes the table across samples."""
+    del call, input, weight, offsets, norm_type, mode, sparse, per_sample_weights, include_last_offset, padding_idx
     if max_norm is not None:
         raise UnsupportedOperation(
             "embedding_bag with max_norm rewrites rows of the table that the batch reads, before any noise: the table would "
@@ -38,83 +96,7 @@ def embedding_bag(
             "embedding_bag with scale_grad_by_freq divides by how often an id occurs in the batch, so a sample's gradient "
             "would depend on the others. Leave scale_grad_by_freq out"
         )
-    if call.is_private(input) or call.is_private(per_sample_weights) or not call.is_private(weight):
-        raise NotSplit
-    bags = None
-    if input.dim() == 2:
-        axis = call.axis(input, 0)
-        if axis not in (Axis.MAJOR, Axis.MINOR):
-            raise NotSplit
-    else:
-        axis = Axis.MAJOR
-        bags = _by_offsets(call, input, offsets, include_last_offset)
-    count = weight.shape[0]
-    padding = -1 if padding_idx is None else padding_idx % count
-    if mode == "max":
-        return _maxima(call, input, weight, axis, bags, padding)
-    out = F.embedding_bag(
-        input,
-        call.value(weight),
-        offsets,
-        None,
-        2.0,
-        False,
-        mode,
-        False,
-        per_sample_weights,
-        include_last_offset,
-        padding_idx,
-    )
-    batch = call.batch
-
-    def book(saved: Any, grads: Any) -> list[PerSample]:
-        wide = torch.promote_types(grads[0].dtype, torch.float32)
-        ids, weights = saved[0], torch.ones_like(saved[0], dtype=wide) if len(saved) == 1 else saved[1]
-        weights = weights.to(wide).masked_fill(ids == padding, 0)
-        if bags is not None:
-            ids, weights = bags.padded(ids), bags.padded(weights)
-        if mode == "mean":
-            weights = weights / weights.sum(dim=1, keepdim=True).clamp(min=1)
-        ids, weights, g = (axis.split(t, batch) for t in (ids, weights, grads[0]))  # [B, k, T], [B, k, T], [B, k, d]
-        rows = weights.unsqueeze(-1) * g.unsqueeze(2)
-        return [Lookup(ids.flatten(1), rows.flatten(1, 2), count)]
-
-    saved = [input] if per_sample_weights is None else [input, per_sample_weights]
-    return call.tap([out], saved, [weight], book)[0]
-
-
-def _by_offsets(call: Call, ids: Tensor, offsets: Tensor | None, last: bool) -> Ragged:
-    """Bags given by where each begins (and, if ``last``, where the last one ends)."""
-    if offsets is None:
-        raise NotSplit
-    starts = offsets[:-1] if last else offsets
-    if len(starts) != call.batch or len(ids) == 0 or int(starts[0]) != 0 or (last and int(offsets[-1]) != len(ids)):
-        raise NotSplit
-    lengths = torch.diff(starts, append=starts.new_tensor([len(ids)]))
-    owner = torch.arange(len(starts), device=ids.device).repeat_interleave(lengths)
-    place = torch.arange(len(ids), device=ids.device) - starts[owner]
-    bags = Ragged(owner, place, len(starts), int(lengths.max()))
-    bags.check(call, ids, 1)
-    return bags
-
-
-def _maxima(call: Call, input: Tensor, weight: Any, axis: Axis, bags: Ragged | None, padding: int) -> Tensor:
-    """Looked up, then the largest of each column: torch's own gradient goes to the row that had it. An empty bag has zeros."""
-    ids, given = input, torch.ones_like(input, dtype=torch.bool)
-    if bags is not None:
-        ids, given = bags.padded(ids), bags.padded(given)
-    given = (given & (ids != padding)).unsqueeze(-1)
-    batch, (count, dim) = call.batch, weight.shape
-
-    def book(saved: Any, grads: Any) -> list[PerSample]:
-        split = axis.split(saved[0], batch).flatten(1)
-        return [Lookup(split, axis.split(grads[0], batch).reshape(*split.shape, dim), count)]
-
-    rows = call.tap([F.embedding(ids, call.value(weight))], [ids], [weight], book)[0]
-    if rows.shape[1] == 0:
-        return rows.sum(dim=1)
-    highest = rows.masked_fill(~given, float("-inf")).max(dim=1).values
-    return torch.where(given.any(dim=1), highest, 0.0)
 
 
 RULES[F.embedding_bag] = embedding_bag
+CHECKS[F.embedding_bag] = check

@@ -2,23 +2,23 @@
 
 With a parameter W among the operands, each letter plays one part. Those of W that are in the result and in no other
 operand are its outputs p; those that are summed over are its inputs d; those that are in W, in another operand and in the
-result number independent maps h (the heads of an attention). All other letters of the result are positions t, one of them
-the samples. The gradient of sample i is then ``sum_t g[i, t, h, p] a[i, t, h, d]``, where a is the product of the other
-operands and g the gradient of the result.
+result number independent maps h (the heads of an attention). All other letters of the result are positions t. The samples
+have a letter of their own. The gradient of sample i is then ``sum_t g[i, t, h, p] a[i, t, h, d]``, where a is the product of the
+other operands and g the gradient of the result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from string import ascii_letters
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..call import Call, NotSplit
-from ..layout import Axis
 from ..persample.base import PerSample
 from ..persample.convolution import Convolution, Geometry
 from ..persample.dense import Dense
@@ -39,9 +39,7 @@ class _Parts:
     sample: str
 
 
-def contraction(
-    call: Call, operands: Sequence[Any], terms: Sequence[str], result: str, run: Callable[..., Tensor]
-) -> Tensor:
+def contraction(call: Call, operands: Sequence[Any], terms: Sequence[str], result: str) -> Tensor:
     """Run a sum of products and book the gradients of the one private operand.
 
     Args:
@@ -50,8 +48,8 @@ def contraction(
         run: gives the result from the values of the operands.
 
     Raises:
-        NotSplit: more than one operand is private, a letter stands for a diagonal or is broadcast, or the samples aren't
-            along one letter that the parameter doesn't have.
+        NotSplit: more than one operand is private, a letter stands for a diagonal or is broadcast, or it
+            stands alone and is summed over.
     """
     private = [i for i, operand in enumerate(operands) if call.is_private(operand)]
     if len(private) != 1 or any(len(set(term)) != len(term) for term in (*terms, result)):
@@ -59,12 +57,18 @@ def contraction(
     sizes = _sizes(operands, terms)
     others = [i for i in range(len(operands)) if i != private[0]]
     weight, own = operands[private[0]], terms[private[0]]
-    sample, axis = _samples(call, [operands[i] for i in others], [terms[i] for i in others])
+    sample = next(x for x in ascii_letters if x not in sizes)
     letters = _parts(own, "".join(terms[i] for i in others), result, sample)
     if any(sizes[letter] != 1 for letter in letters.alone):
         raise NotSplit
-    plain = [autocast_to(operands[i]) for i in others]
-    out = run(*(call.value(operand) for operand in operands))
+    plain = [autocast_to(call.samples(operands[i])) for i in others]
+    held = [sample + terms[i] for i in others]
+    equation = [own] * len(operands)
+    for i, term in zip(others, held, strict=True):
+        equation[i] = term
+    given = iter(plain)
+    values = [call.value(weight) if i == private[0] else next(given) for i in range(len(operands))]
+    out = torch.einsum(",".join(equation) + "->" + sample + result, *(autocast_to(v) for v in values))
     order = letters.alone + letters.maps + letters.outputs + letters.inputs
     maps, outputs, inputs = (prod(sizes[x] for x in part) for part in (letters.maps, letters.outputs, letters.inputs))
     matrix = dispatch(Tensor.permute, (weight, [own.index(letter) for letter in order]), {})
@@ -72,18 +76,16 @@ def contraction(
     if not letters.outputs and not letters.inputs:
         shape = (maps,)
     matrix = dispatch(Tensor.reshape, (matrix, shape), {})
-    batch = call.batch
     front = letters.sample + letters.positions + letters.maps
-    product = ",".join(terms[i] for i in others) + "->" + front + letters.inputs
+    product = ",".join(held) + "->" + front + letters.inputs
 
     def by_sample(x: Tensor, features: int) -> Tensor:
-        """``[N, *positions, *maps, *features]`` to ``[B, T, h, features]``."""
-        x = axis.split(x, batch)
-        return x.reshape(batch, x.shape[1] * prod(sizes[p] for p in letters.positions), maps, features)
+        """``[B, *positions, *maps, *features]`` to ``[B, T, h, features]``."""
+        return x.reshape(len(x), prod(sizes[p] for p in letters.positions), maps, features)
 
     def book(saved: Any, grads: Any) -> list[PerSample]:
         a = by_sample(torch.einsum(product, *saved), inputs)
-        g = by_sample(grads[0].permute([result.index(x) for x in front + letters.outputs]), outputs)
+        g = by_sample(grads[0].permute([(sample + result).index(x) for x in front + letters.outputs]), outputs)
         if len(shape) == 1:
             wide = torch.promote_types(g.dtype, torch.float32)
             return [Dense((a.to(wide) * g).sum(dim=(1, 3)))]
@@ -107,30 +109,12 @@ def _sizes(operands: Sequence[Any], terms: Sequence[str]) -> dict[str, int]:
     return sizes
 
 
-def _samples(call: Call, operands: list[Any], terms: list[str]) -> tuple[str, Axis]:
-    """The letter of the samples, and how they lie along it."""
-    found: set[tuple[str, Axis]] = set()
-    for place, (operand, term) in enumerate(zip(operands, terms, strict=True)):
-        axis = call.axis(operand, place)
-        if axis is Axis.MIXED:
-            raise NotSplit
-        if axis is Axis.SECOND:
-            found.add((term[1], Axis.MAJOR))
-        elif axis is not Axis.CONSTANT:
-            found.add((term[0], axis))
-    if len(found) != 1:
-        raise NotSplit
-    return found.pop()
-
-
 def _parts(own: str, others: str, result: str, sample: str) -> _Parts:
-    if sample in own or sample not in result:
-        raise NotSplit
     return _Parts(
         maps="".join(x for x in own if x in others and x in result),
         outputs="".join(x for x in own if x not in others and x in result),
         inputs="".join(x for x in own if x in others and x not in result),
         alone="".join(x for x in own if x not in others and x not in result),
-        positions="".join(x for x in result if x not in own and x != sample),
+        positions="".join(x for x in result if x not in own),
         sample=sample,
     )

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..call import Call, NotSplit
-from ..layout import Axis
 from ..persample.base import PerSample
 from ..persample.convolution import Convolution, Geometry
 from ..persample.dense import Dense
@@ -28,31 +27,38 @@ def _rule(function: Any, dims: int) -> Rule:
         call: Call, input: Any, weight: Any, bias: Any = None, stride: int | Sequence[int] = 1,
         padding: str | int | Sequence[int] = 0, dilation: int | Sequence[int] = 1, groups: int = 1,
     ) -> Tensor:  # fmt: skip
-        x, axis = call.activation(input)
-        x = autocast_to(x)
-        if x.dim() != dims + 2 or axis is Axis.SECOND:
+        if call.holds(weight) or call.holds(bias):
             raise NotSplit
+        x = autocast_to(images(call.samples(input), dims))  # [size, K, C, *pixels]
         kernel = tuple(weight.shape[2:])
         strides, gaps = each(stride, dims), each(dilation, dims)
         x, zeros = _resolve_padding(x, padding, kernel, gaps)
-        out = function(x, call.value(weight), call.value(bias), strides, zeros, gaps, groups)
+        out = function(x.flatten(0, 1), call.value(weight), call.value(bias), strides, zeros, gaps, groups)
         geometry = Geometry(kernel, strides, zeros, gaps, groups)
-        batch, weighted, biased = call.batch, call.is_private(weight), call.is_private(bias)
-        if not weighted and not biased:
-            return out
+        shape, weighted, biased = x.shape[:2], call.is_private(weight), call.is_private(bias)
 
         def book(saved: Any, grads: Any) -> list[PerSample]:
-            g = axis.split(grads[0], batch)
+            g = grads[0].unflatten(0, shape)
             booked: list[PerSample] = []
             if weighted:
-                booked.append(Convolution(axis.split(saved[0], batch), g, geometry))
+                booked.append(Convolution(saved[0], g, geometry))
             if biased:
                 booked.append(bias_gradients(g))
             return booked
 
-        return call.tap([out], [x] if weighted else [], [o for o in (weight, bias) if call.is_private(o)], book)[0]
+        out = call.tap([out], [x] if weighted else [], [o for o in (weight, bias) if call.is_private(o)], book)[0]
+        return out.unflatten(0, shape) if input.dim() == dims + 2 else out
 
     return rule
+
+
+def images(x: Tensor, dims: int) -> Tensor:
+    """``[size, K, C, *pixels]`` of K images a sample, or of one that has no dimension for it."""
+    if x.dim() == dims + 2:
+        return x.unsqueeze(1)
+    if x.dim() != dims + 3:
+        raise NotSplit
+    return x
 
 
 def bias_gradients(g: Tensor) -> Dense:

@@ -11,15 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..call import Call, NotSplit
-from ..layout import Axis
-from ..private import RULES, dispatch
+from ..private import RULES, WRITTEN_OUT, dispatch_or_run
 from .contraction import contraction
 
 
 def einsum(call: Call, equation: str, *operands: Any) -> Tensor:
     """With one private operand, on either side. Sublists and lists of operands arrive in this form."""
     terms, result = _read(equation, [operand.dim() for operand in operands])
-    return contraction(call, operands, terms, result, lambda *values: torch.einsum(equation, *values))
+    return contraction(call, operands, terms, result)
 
 
 def _read(equation: str, dims: list[int]) -> tuple[list[str], str]:
@@ -54,23 +53,7 @@ def product(call: Call, left: Any, right: Any) -> Tensor:
         result.insert(0, kept)
     result += [rows] * (left.dim() > 1) + [columns] * (right.dim() > 1)
     terms = ["".join(stack + end) for stack, end in zip(stacks, ends, strict=True)]
-    return contraction(call, [left, right], terms, "".join(result), torch.matmul)
-
-
-def bmm(call: Call, input: Any, mat2: Any) -> Tensor:
-    """A stack that is a parameter, or a parameter that was expanded to a matrix for each sample."""
-    known = [call.axis(x, i) for i, x in enumerate((input, mat2)) if not call.is_private(x)]
-    if known != [Axis.MAJOR] or len(input) != call.batch:
-        return product(call, input, mat2)
-    return torch.bmm(*(call.aligned_rows(x) if call.is_private(x) else x for x in (input, mat2)))
-
-
-def baddbmm(call: Call, input: Any, batch1: Any, batch2: Any, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    """``beta input + alpha batch1 @ batch2``, any of them private."""
-    if beta == 0:
-        raise NotSplit
-    out = dispatch(torch.mul, (dispatch(torch.bmm, (batch1, batch2), {}), alpha), {})
-    return dispatch(torch.add, (out, dispatch(torch.mul, (input, beta), {})), {})
+    return contraction(call, [left, right], terms, "".join(result))
 
 
 def inner(call: Call, input: Any, other: Any) -> Tensor:
@@ -78,12 +61,12 @@ def inner(call: Call, input: Any, other: Any) -> Tensor:
     if input.dim() == 0 or other.dim() == 0:
         raise NotSplit
     first, second = ascii_letters[1 : input.dim()], ascii_letters[input.dim() : input.dim() + other.dim() - 1]
-    return contraction(call, [input, other], [first + "a", second + "a"], first + second, torch.inner)
+    return contraction(call, [input, other], [first + "a", second + "a"], first + second)
 
 
 def outer(call: Call, input: Any, vec2: Any) -> Tensor:
     """Of two vectors."""
-    return contraction(call, [input, vec2], ["a", "b"], "ab", torch.outer)
+    return contraction(call, [input, vec2], ["a", "b"], "ab")
 
 
 def tensordot(call: Call, a: Any, b: Any, dims: int | Sequence[Sequence[int]] = 2, out: Tensor | None = None) -> Tensor:
@@ -96,33 +79,35 @@ def tensordot(call: Call, a: Any, b: Any, dims: int | Sequence[Sequence[int]] = 
         second[j] = first[i]
     summed = {first[i] for i in pairs[0]}
     result = "".join(x for x in (*first, *second) if x not in summed)
-    return contraction(
-        call,
-        [a, b],
-        ["".join(first), "".join(second)],
-        result,
-        lambda x, y: torch.tensordot(x, y, pairs),  # pyright: ignore
-    )
+    return contraction(call, [a, b], ["".join(first), "".join(second)], result)
 
 
-def bilinear(call: Call, input1: Any, input2: Any, weight: Any, bias: Any = None) -> Tensor:
+def bilinear(call: Call, input1: Any, input2: Any, weight: Any, bias: Any = None) -> Any:
     """``input1 [.., d]``, ``input2 [.., e]``, ``weight [p, d, e]``, ``bias [p]``."""
-    if not call.is_private(weight):
-        out = F.bilinear(input1, input2, weight)
-    elif call.is_private(input1) or call.is_private(input2):
+    front = ascii_letters[: input1.dim() - 1]
+    out = dispatch_or_run(call, torch.einsum, f"{front}y,{front}z,xyz->{front}x", input1, input2, weight)
+    return out if bias is None else dispatch_or_run(call, torch.add, out, bias)
+
+
+def bmm(call: Call, input: Any, mat2: Any) -> Any:
+    """A stack of matrices that is a parameter."""
+    return product(call, input, mat2)
+
+
+def baddbmm(call: Call, input: Any, batch1: Any, batch2: Any, *, beta: float = 1, alpha: float = 1) -> Any:
+    """``beta input + alpha batch1 @ batch2``, any of them private."""
+    if beta == 0:
         raise NotSplit
-    else:
-        front = ascii_letters[: input1.dim() - 1]
-        out = contraction(call, [input1, input2, weight], [front + "y", front + "z", "xyz"], front + "x", F.bilinear)
-    return out if bias is None else dispatch(torch.add, (out, bias), {})
+    out = dispatch_or_run(call, torch.mul, dispatch_or_run(call, torch.bmm, batch1, batch2), alpha)
+    return dispatch_or_run(call, torch.add, out, dispatch_or_run(call, torch.mul, input, beta))
 
 
 RULES[torch.einsum] = einsum
 RULES[torch.bmm] = RULES[Tensor.bmm] = bmm
-RULES[torch.baddbmm] = RULES[Tensor.baddbmm] = baddbmm
+WRITTEN_OUT[torch.baddbmm] = WRITTEN_OUT[Tensor.baddbmm] = baddbmm
 RULES[torch.mv] = RULES[Tensor.mv] = product
 RULES[torch.inner] = RULES[Tensor.inner] = inner
 for _outer in (torch.outer, Tensor.outer, torch.ger, Tensor.ger):
     RULES[_outer] = outer
 RULES[torch.tensordot] = tensordot
-RULES[F.bilinear] = bilinear
+WRITTEN_OUT[F.bilinear] = bilinear

@@ -9,24 +9,41 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..call import Call, NotSplit
-from ..derived import derive
 from ..errors import UnsupportedOperation
-from ..layout import Axis
 from ..persample.base import PerSample
 from ..persample.lookup import Lookup
-from ..private import RULES
+from ..private import CHECKS, RULES
 
 
 def embedding(
     call: Call, input: Any, weight: Any, padding_idx: int | None = None, max_norm: float | None = None,
     norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False,
 ) -> Tensor:  # fmt: skip
-    """``input`` integers ``[B, ..]``, ``weight [V, d]``.
+    """``input`` integers ``[..]``, ``weight [V, d]``."""
+    del max_norm, norm_type, scale_grad_by_freq, sparse  # the gradient that comes out is dense: noise is
+    if not call.is_private(weight):
+        raise NotSplit
+    count, dim = weight.shape
+    padding = None if padding_idx is None else padding_idx % count
+    given = call.samples(input)
+    out = F.embedding(given, call.value(weight), padding_idx)
 
-    Ids that don't come from the batch are positions or types, maybe as many as the samples. What they look up stays a
-    private tensor until it meets the batch.
-    """
-    del norm_type, sparse  # the gradient that comes out is dense: noise is
+    def book(saved: Any, grads: Any) -> list[PerSample]:
+        ids = saved[0].flatten(1) if saved[0].dim() > 1 else saved[0].unsqueeze(1)
+        g = grads[0].reshape(*ids.shape, dim)
+        if padding is not None:
+            g = torch.where((ids == padding).unsqueeze(-1), 0.0, g)
+        return [Lookup(ids, g, count)]
+
+    return call.tap([out], [given], [weight], book)[0]
+
+
+def check(
+    call: Call, input: Any, weight: Any, padding_idx: int | None = None, max_norm: float | None = None,
+    norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False,
+) -> None:  # fmt: skip
+    """Refuse what reads or writes the table across samples."""
+    del call, input, weight, padding_idx, norm_type, sparse
     if max_norm is not None:
         raise UnsupportedOperation(
             "embedding with max_norm rewrites rows of the table that the batch reads, before any noise: the table would "
@@ -37,34 +54,7 @@ def embedding(
             "embedding with scale_grad_by_freq divides by how often an id occurs in the batch, so a sample's gradient would "
             "depend on the others. Leave scale_grad_by_freq out"
         )
-    if call.is_private(input):
-        raise NotSplit
-
-    def looked_up(axis: Axis) -> Tensor:
-        out = F.embedding(input, call.value(weight), padding_idx)
-        return call.tap([out], [input], [weight], _book(call.batch, axis, weight.shape, padding_idx))[0]
-
-    axis = call.axis(input, 0)
-    if axis not in (Axis.CONSTANT, Axis.MIXED):
-        return looked_up(axis)
-    # Positions, types: a lookup in a constant depends on the table alone, until it meets the batch.
-    readable = input.dim() > 0 and input.shape[0] == call.batch
-    different = padding_idx is None and input.unique().numel() == input.numel()
-    return derive(call, (lambda: looked_up(Axis.MAJOR)) if readable else None, picks=different)
-
-
-def _book(batch: int, axis: Axis, shape: torch.Size, padding_idx: int | None) -> Any:
-    count, dim = shape
-    padding = None if padding_idx is None else padding_idx % count
-
-    def book(saved: Any, grads: Any) -> list[PerSample]:
-        ids = axis.split(saved[0], batch).flatten(1)
-        g = axis.split(grads[0], batch).reshape(*ids.shape, dim)
-        if padding is not None:
-            g = torch.where((ids == padding).unsqueeze(-1), 0.0, g)
-        return [Lookup(ids, g, count)]
-
-    return book
 
 
 RULES[F.embedding] = embedding
+CHECKS[F.embedding] = check

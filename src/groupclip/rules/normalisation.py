@@ -15,10 +15,10 @@ from torch import Tensor
 
 from ..call import Call, NotSplit
 from ..errors import PrivacyViolation
-from ..layout import Axis
 from ..persample.base import PerSample
 from ..persample.dense import Dense
 from ..private import RULES
+from .shapes import summed
 
 
 def layer_norm(
@@ -27,17 +27,10 @@ def layer_norm(
 ) -> Tensor:  # fmt: skip
     """``weight`` and ``bias`` in the shape ``normalized_shape`` (the last dimensions of the input)."""
     del cudnn_enable
-    shape = list(normalized_shape)
-    x, axis = call.activation(input)
+    shape, x = list(normalized_shape), _plain_affine(call, input, weight, bias)
     out = F.layer_norm(x, shape, call.value(weight), call.value(bias), eps)
     return _book(
-        call,
-        out,
-        x,
-        weight,
-        bias,
-        lambda x: F.layer_norm(x, shape, None, None, eps),
-        _over_last(axis, call.batch, len(shape)),
+        call, out, x, weight, bias, lambda x: F.layer_norm(x, shape, None, None, eps), tuple(range(1, x.dim() - len(shape)))
     )
 
 
@@ -45,35 +38,18 @@ def rms_norm(
     call: Call, input: Any, normalized_shape: Sequence[int], weight: Any = None, eps: float | None = None
 ) -> Tensor:
     """As :func:`layer_norm`, without mean and bias."""
-    shape = list(normalized_shape)
-    x, axis = call.activation(input)
+    shape, x = list(normalized_shape), _plain_affine(call, input, weight, None)
     out = F.rms_norm(x, shape, call.value(weight), eps)
-    return _book(
-        call, out, x, weight, None, lambda x: F.rms_norm(x, shape, None, eps), _over_last(axis, call.batch, len(shape))
-    )
+    return _book(call, out, x, weight, None, lambda x: F.rms_norm(x, shape, None, eps), tuple(range(1, x.dim() - len(shape))))
 
 
 def group_norm(
-    call: Call,
-    input: Any,
-    num_groups: int,
-    weight: Any = None,
-    bias: Any = None,
-    eps: float = 1e-5,
-    cudnn_enabled: bool = True,
-) -> Tensor:
+    call: Call, input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, cudnn_enabled: bool = True,
+) -> Tensor:  # fmt: skip
     """``weight`` and ``bias`` ``[C]``, the second dimension of the input."""
     del cudnn_enabled
-    x, axis = _of_images(call, input)
-    out = F.group_norm(x, num_groups, call.value(weight), call.value(bias), eps)
-    return _book(
-        call,
-        out,
-        x,
-        weight,
-        bias,
-        lambda x: F.group_norm(x, num_groups, None, None, eps),
-        _over_channels(axis, call.batch),
+    return _of_images(
+        call, input, weight, bias, lambda x, weight, bias: F.group_norm(x, num_groups, weight, bias, eps)
     )
 
 
@@ -85,13 +61,15 @@ def instance_norm(
     del cudnn_enabled
     if use_input_stats and running_mean is not None:
         raise PrivacyViolation(RUNNING_STATISTICS)
-    x, axis = _of_images(call, input)
-
-    def normalise(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-        return F.instance_norm(x, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
-
-    out = normalise(x, call.value(weight), call.value(bias))
-    return _book(call, out, x, weight, bias, normalise, _over_channels(axis, call.batch))
+    return _of_images(
+        call,
+        input,
+        weight,
+        bias,
+        lambda x, weight, bias: F.instance_norm(
+            x, running_mean, running_var, weight, bias, use_input_stats, momentum, eps
+        ),
+    )
 
 
 def batch_norm(
@@ -101,19 +79,14 @@ def batch_norm(
     """``weight`` and ``bias`` ``[C]``; only with fixed statistics, as in evaluation mode."""
     if training:
         raise PrivacyViolation(BATCH_STATISTICS)
-    x, axis = _of_images(call, input)
-
-    def normalise(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-        return F.batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps)
-
-    return _book(
+    if call.holds(running_mean) or call.holds(running_var):
+        raise NotSplit
+    return _of_images(
         call,
-        normalise(x, call.value(weight), call.value(bias)),
-        x,
+        input,
         weight,
         bias,
-        normalise,
-        _over_channels(axis, call.batch),
+        lambda x, weight, bias: F.batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps),
     )
 
 
@@ -131,49 +104,42 @@ RUNNING_STATISTICS = (
 )
 
 
-def _of_images(call: Call, input: Any) -> tuple[Tensor, Axis]:
-    """The input of a norm of channels: ``[N, C, ..]`` by definition."""
-    x, axis = call.activation(input)
-    if x.dim() < 2 or axis is Axis.SECOND:
+def _plain_affine(call: Call, input: Any, weight: Any, bias: Any) -> Tensor:
+    """The input of all samples, where weight and bias are the same for all of them."""
+    if call.holds(weight) or call.holds(bias):
         raise NotSplit
-    return x, axis
+    return call.samples(input)
 
 
-def _over_last(axis: Axis, batch: int, features: int) -> Callable[[Tensor], Tensor]:
-    """Sum ``[.., *features]`` to ``[B, *features]``."""
+def _of_images(
+    call: Call, input: Any, weight: Any, bias: Any, normalise: Callable[[Tensor, Any, Any], Tensor]
+) -> Tensor:
+    """Norms of channels, of images ``[K, C, ..]`` of each sample."""
+    x = _plain_affine(call, input, weight, bias)
+    if x.dim() < 3:
+        raise NotSplit
+    shape = x.shape[:2]
 
-    def reduce(t: Tensor) -> Tensor:
-        t = axis.split(t, batch)
-        return t.sum(dim=tuple(range(1, t.dim() - features)), dtype=torch.promote_types(t.dtype, torch.float32))
+    def of_all(x: Tensor, weight: Any, bias: Any) -> Tensor:
+        return normalise(x.flatten(0, 1), weight, bias).unflatten(0, shape)
 
-    return reduce
-
-
-def _over_channels(axis: Axis, batch: int) -> Callable[[Tensor], Tensor]:
-    """Sum ``[N, C, ..]`` to ``[B, C]``."""
-
-    def reduce(t: Tensor) -> Tensor:
-        t = axis.split(t, batch)
-        return t.sum(dim=(1, *range(3, t.dim())), dtype=torch.promote_types(t.dtype, torch.float32))
-
-    return reduce
+    out = of_all(x, call.value(weight), call.value(bias))
+    return _book(call, out, x, weight, bias, lambda x: of_all(x, None, None), (1, *range(3, x.dim())))
 
 
 def _book(
-    call: Call, out: Tensor, x: Tensor, weight: Any, bias: Any, normalise: Callable[[Tensor], Tensor],
-    reduce: Callable[[Tensor], Tensor],
+    call: Call, out: Tensor, x: Tensor, weight: Any, bias: Any, normalise: Callable[[Tensor], Tensor], positions: tuple[int, ...]
 ) -> Tensor:  # fmt: skip
+    """``positions``: the dimensions over which weight and bias are shared."""
     weighted, biased = call.is_private(weight), call.is_private(bias)
-    if not weighted and not biased:
-        return out
 
     def book(saved: Any, grads: Any) -> list[PerSample]:
         g = grads[0]
         booked: list[PerSample] = []
         if weighted:
-            booked.append(Dense(reduce(g * normalise(saved[0]))))
+            booked.append(Dense(summed(g * normalise(saved[0]), positions)))
         if biased:
-            booked.append(Dense(reduce(g)))
+            booked.append(Dense(summed(g, positions)))
         return booked
 
     return call.tap([out], [x] if weighted else [], [o for o in (weight, bias) if call.is_private(o)], book)[0]

@@ -7,13 +7,15 @@ from math import prod
 import torch
 from torch import Tensor
 
-from ..layout import Axis
+
+def by_position(x: Tensor) -> Tensor:
+    """``[B, .., features]`` to ``[B, T, features]``."""
+    return x if x.dim() == 3 else x.reshape(x.shape[0], prod(x.shape[1:-1]), x.shape[-1])
 
 
-def by_position(x: Tensor, axis: Axis, batch: int) -> Tensor:
-    """``[.., features]`` to ``[B, T, features]``."""
-    x = axis.split(x, batch)
-    return x.reshape(batch, prod(x.shape[1:-1]), x.shape[-1])
+def summed(x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """A sum over positions, in float32 or better: it is ONE gradient of the sample, and is normed as such."""
+    return x.sum(dim=dims, dtype=torch.promote_types(x.dtype, torch.float32)) if dims else x
 
 
 def autocast_to(x: Tensor) -> Tensor:

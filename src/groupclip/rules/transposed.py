@@ -13,11 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..call import Call, NotSplit
-from ..layout import Axis
 from ..persample.base import PerSample
 from ..persample.convolution import Convolution, Geometry
 from ..private import RULES, Rule
-from .convolution import bias_gradients, each
+from .convolution import bias_gradients, each, images
 from .shapes import autocast_to
 
 
@@ -28,28 +27,26 @@ def _rule(function: Any, dims: int) -> Rule:
         dilation: int | Sequence[int] = 1,
     ) -> Tensor:  # fmt: skip
         """``input [N, C, *pixels]``, ``weight [C, p/n, *kernel]``, ``bias [p]``."""
-        x, axis = call.activation(input)
-        x = autocast_to(x)
-        if x.dim() != dims + 2 or axis is Axis.SECOND:
+        if call.holds(weight) or call.holds(bias):
             raise NotSplit
+        x = autocast_to(images(call.samples(input), dims))  # [size, K, C, *pixels]
         steps, zeros, more, gaps = (each(v, dims) for v in (stride, padding, output_padding, dilation))
-        out = function(x, call.value(weight), call.value(bias), steps, zeros, more, groups, gaps)
-        batch, weighted, biased = call.batch, call.is_private(weight), call.is_private(bias)
-        if not weighted and not biased:
-            return out
+        out = function(x.flatten(0, 1), call.value(weight), call.value(bias), steps, zeros, more, groups, gaps)
+        shape, weighted, biased = x.shape[:2], call.is_private(weight), call.is_private(bias)
         geometry = Geometry(tuple(weight.shape[2:]), steps, zeros, gaps, groups)
 
         def book(saved: Any, grads: Any) -> list[PerSample]:
-            g = axis.split(grads[0], batch)
+            g = grads[0].unflatten(0, shape)
             booked: list[PerSample] = []
             if weighted:
                 read, backwards = _without_excess(g, geometry, more)
-                booked.append(Convolution(read, axis.split(saved[0], batch), backwards))
+                booked.append(Convolution(read, saved[0], backwards))
             if biased:
                 booked.append(bias_gradients(g))
             return booked
 
-        return call.tap([out], [x] if weighted else [], [o for o in (weight, bias) if call.is_private(o)], book)[0]
+        out = call.tap([out], [x] if weighted else [], [o for o in (weight, bias) if call.is_private(o)], book)[0]
+        return out.unflatten(0, shape) if input.dim() == dims + 2 else out
 
     return rule
 

@@ -182,7 +182,6 @@ class _Check:
         large = self._large(singles[last], last)
         engine = attach(self.replays.model, None, self.groups, None, clip=Abadi(), thresholds=self._thresholds(singles))
         engine._tape.observer = self.coverage
-        self.replays.asleep = lambda: engine._tape.layouts.learning
         sums = Sums(engine, self.replays, self.data, self.tolerance)
         end = self.replays.hide_lessons()
         try:

@@ -1,0 +1,156 @@
+"""Runs a function with every sample alone, and all that can at once.
+
+All samples of a batch run together under vmap (:mod:`groupclip.together`): each as a batch of one, none in sight of another.
+Where they take different paths, those on one path run together, from the beginning. What can't be run so is run one sample at a
+time, without vmap: exact, slow, and said. A function is never given more than one sample.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .errors import GroupClipError
+from .inputs import Inputs
+from .operands import PrivateTensor
+from .outputs import joined, taken
+from .private import dispatch, spread
+from .published import Published
+from .reads import Differ, NeedsOwn, Reads
+from .tape import Tape
+from .together import NATIVE, Part, natively, side_by_side
+
+_log = logging.getLogger("groupclip")
+_said: set[str] = set()
+
+Function = Callable[..., Any]
+
+
+class Alone:
+    """Runs functions of one attached model.
+
+    Args:
+        model: the model.
+        tape: of the engine: is told which samples a use of a parameter is of.
+        noise_to_come: what the model holds after training is to be private: no pass may fill it from samples.
+    """
+
+    def __init__(self, model: nn.Module, tape: Tape, *, noise_to_come: bool) -> None:
+        self._model, self._tape, self._noise_to_come = model, tape, noise_to_come
+        self._own = False  # the model writes into constant tensors that it makes
+
+    def run(self, function: Function, inputs: Inputs) -> Any:
+        """The outputs of ``function`` on the batch.
+
+        Raises:
+            UnsupportedOperation: the outputs of single samples can't be put together.
+            PrivacyViolation: the function fills what is published from samples.
+        """
+        published = Published(self._model, self._noise_to_come)
+        waiting: list[list[int] | None] = [None]  # samples that go together
+        slow: list[int] = []
+        done: list[tuple[Part, Any]] = []
+        while waiting:
+            rows = waiting.pop()
+            if done or rows is not None:
+                published.put_back_for_another_run()
+            try:
+                done.append(self._together(function, inputs, rows, published))
+            except Differ as differ:
+                for group in _by_key(rows, differ.keys):
+                    if len(group) > 1:
+                        waiting.append(group)
+                    else:
+                        slow += group
+            except NeedsOwn as needs:
+                published.refuse_if_held(needs.written)
+                if self._own:
+                    slow += list(range(inputs.batch)) if rows is None else rows
+                else:
+                    self._own = True
+                    waiting.append(rows)
+            except (GroupClipError, torch.OutOfMemoryError):
+                raise
+            except Exception as error:
+                if not inputs.batch:
+                    raise
+                # The error of the model itself, if it is one, comes again from a sample alone.
+                slow += list(range(inputs.batch)) if rows is None else rows
+                _say_slow(self._model, error)
+        done += self._one_by_one(function, inputs, sorted(slow), published, others=bool(done))
+        with natively():
+            outputs = joined([(part, out) for part, (out, _) in done])
+            published.leave([(part, kept) for part, (_, kept) in done])
+        return outputs
+
+    def _together(self, function: Function, inputs: Inputs, rows: list[int] | None, published: Published) -> tuple[Part, Any]:
+        size = max(1, inputs.batch) if rows is None else len(rows)
+        with side_by_side(size) as level:
+            index = None if rows is None else torch.tensor(rows)
+            part = Part(index, size, inputs.batch, level)
+            with self._tape.on(part), self._watched(part):
+                with natively():
+                    args, kwargs = inputs.of(part)
+                outputs = function(*args, **kwargs)
+            return part, self._took(part, outputs, published)
+
+    def _watched(self, part: Part) -> Any:
+        return Reads(part, self._own, dispatch, self._tape.note_hooks)
+
+    def _one_by_one(
+        self, function: Function, inputs: Inputs, rows: list[int], published: Published, others: bool
+    ) -> list[tuple[Part, Any]]:
+        done = []
+        if rows:
+            published.watch_closely()
+        for n, row in enumerate(rows):
+            if n or others:
+                published.put_back()
+            part = Part(torch.tensor([row]), 1, inputs.batch, NATIVE)
+            self._tape.ran_natively = True
+            with self._tape.on(part):
+                args, kwargs = inputs.of(part)
+                outputs = function(*args, **kwargs)
+                done.append((part, self._took(part, outputs, published)))
+            published.compare()
+        published.finish(len(rows) + others)
+        return done
+
+    def _took(self, part: Part, outputs: Any, published: Published) -> tuple[Any, Any]:
+        """The outputs, and what the pass left on the modules, with the samples in front."""
+        with natively(), self._tape.on(part):
+            def spread_private(value: Tensor) -> Tensor | None:
+                if isinstance(value, PrivateTensor) and value.requires_grad and (value.dim() == 0 or value.shape[0] == 1):
+                    return spread(part, value)
+                return None
+
+            return taken(part, outputs, spread_private), published.left_behind(part)
+
+
+def _by_key(rows: list[int] | None, keys: list[Hashable]) -> list[list[int]]:
+    groups: dict[Hashable, list[int]] = {}
+    for row, key in zip(range(len(keys)) if rows is None else rows, keys, strict=True):
+        groups.setdefault(key, []).append(row)
+    return list(groups.values())
+
+
+def _say_slow(model: nn.Module, error: Exception) -> None:
+    """Say, once for each module, that its samples run one at a time. The text of the error may quote data: it isn't said."""
+    names = {id(module): name for name, module in model.named_modules()}
+    where, trace = type(model).__name__, error.__traceback__
+    while trace is not None:
+        name = names.get(id(trace.tb_frame.f_locals.get("self")))
+        if name:
+            where = f"{type(trace.tb_frame.f_locals['self']).__name__} ({name})"
+        trace = trace.tb_next
+    if where not in _said:
+        _said.add(where)
+        _log.warning(
+            "%s can't be run on all samples at once (%s in torch.vmap), so they are run one at a time: exact, and slow",
+            where,
+            type(error).__name__,
+        )

@@ -1,0 +1,108 @@
+"""Samples that run together and never meet: one level of ``torch.vmap``.
+
+Under the level the model sees one sample (as a batch of one), whatever it does with it: it can't roll, sort or shuffle what
+it doesn't see. Torch carries the samples beside it, in a dimension of their own, exactly. Here that dimension is taken off
+and put on again, for rules that work on all samples at once.
+
+A tensor of the model is *logical*: of one sample. The tensor behind it is *physical*: ``[size, *logical]``, samples first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import _functorch as functorch  # pyright: ignore[reportAttributeAccessIssue]
+from torch._functorch.vmap import lazy_load_decompositions
+
+NATIVE = 0  # the level of a sample that runs by itself, without vmap
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Samples of a batch that run together.
+
+    Attributes:
+        rows: ``[size]`` which samples of the batch; None: all, in order.
+        size: how many.
+        batch: B.
+        level: of vmap; :data:`NATIVE` where one sample runs by itself.
+    """
+
+    rows: Tensor | None
+    size: int
+    batch: int
+    level: int
+
+    def holds(self, x: Tensor) -> bool:
+        """Whether a logical tensor differs from sample to sample; what one sample runs on by itself is its own."""
+        return self.level == NATIVE or functorch.is_batchedtensor(x)
+
+    def physical(self, x: Tensor) -> Tensor:
+        """``[size, *logical]``, of a tensor that :meth:`holds`. To be called natively."""
+        if self.level == NATIVE:
+            return x.unsqueeze(0)
+        if functorch.maybe_get_level(x) != self.level:
+            raise NestedLevel
+        value, at = functorch.get_unwrapped(x), functorch.maybe_get_bdim(x)
+        return value if at == 0 else value.movedim(at, 0)
+
+    def logical(self, x: Tensor) -> Tensor:
+        """What the model sees of ``x [size, ..]``."""
+        return x.squeeze(0) if self.level == NATIVE else functorch._add_batch_dim(x, 0, self.level)
+
+    def each(self, x: Tensor) -> Tensor:
+        """``[size, *shape]`` of a tensor that is the same for all samples, without copying it."""
+        return x.expand(self.size, *x.shape)
+
+    @property
+    def on_top(self) -> bool:
+        """Whether the model is in no transform of its own."""
+        top = functorch.peek_interpreter_stack()
+        return top is None if self.level == NATIVE else top is not None and top.level() == self.level
+
+
+class NestedLevel(Exception):
+    """A tensor is inside a transform (vmap, grad) of the model's own."""
+
+
+class natively:  # noqa: N801  (as torch's own contexts)
+    """Inside, operations run on physical tensors, below every transform."""
+
+    __slots__ = ("_levels",)
+
+    def __enter__(self) -> None:
+        self._levels: list[Any] = []
+        while functorch.peek_interpreter_stack() is not None:
+            self._levels.append(functorch.pop_dynamic_layer_stack())
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        while self._levels:
+            functorch.push_dynamic_layer_stack(self._levels.pop())
+
+
+@contextmanager
+def side_by_side(size: int) -> Iterator[int]:
+    """Inside, operations are on one sample for ``size`` of them at once; random numbers are drawn for each. Gives the level."""
+    lazy_load_decompositions()
+    functorch._set_vmap_fallback_warning_enabled(False)
+    level = functorch._vmap_increment_nesting(size, "different")
+    try:
+        yield level
+    finally:
+        functorch._vmap_decrement_nesting()
+
+
+def is_inside_a_transform() -> bool:
+    """Whether a transform of torch.func is under way."""
+    return functorch.peek_interpreter_stack() is not None
+
+
+def saved_tensor_hooks() -> Any:
+    """The innermost hooks on what autograd saves: a checkpoint's, or None."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)  # pyright: ignore[reportAttributeAccessIssue]
