@@ -114,7 +114,11 @@ class Alone:
             self._tape.ran_natively = True
             with self._tape.on(part):
                 args, kwargs = inputs.of(part)
-                outputs = function(*args, **kwargs)
+                try:
+                    outputs = function(*args, **kwargs)
+                except Exception as error:
+                    error.add_note("(groupclip runs every sample by itself, as a batch of one: this came of one sample)")
+                    raise
                 done.append((part, self._took(part, outputs, published)))
             published.compare()
         published.finish(len(rows) + others)

@@ -155,9 +155,9 @@ def _is_isometric(call: Call) -> bool:
     if isinstance(private, PrivateTensor) and not private._derived.isometric:
         return False
     if call.func is F.embedding:  # positions, types: entries of the table, maybe one several times
-        ids, _, *padding = call.args
-        padded = "padding_idx" in call.kwargs or (bool(padding) and padding[0] is not None)
-        return not padded and isinstance(ids, Tensor) and not ids.is_meta and ids.unique().numel() == ids.numel()
+        ids, _, *more = call.args
+        padding = more[0] if more else call.kwargs.get("padding_idx")
+        return padding is None and isinstance(ids, Tensor) and not ids.is_meta and ids.unique().numel() == ids.numel()
     if not call.args or call.args[0] is not private:
         return False
     others = [*call.args[1:], *call.kwargs.values()]

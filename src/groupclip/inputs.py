@@ -74,7 +74,7 @@ class Roles:
         """Which of the inputs hold samples.
 
         Raises:
-            PrivacyViolation: none has a batch dimension, or it can't be told.
+            PrivacyViolation: none has a batch dimension.
         """
         tensors = [t for t in tensors_in((args, kwargs)) if t.dim() > 0]
         if not tensors:
@@ -100,7 +100,7 @@ class Roles:
                 doubtful.append(n)
         inputs = Inputs(args, kwargs, frozenset(long - constant), batch)
         for n in doubtful:
-            if id(tensors[n]) in inputs.samples and _is_constant(inputs, tensors[n], n, probe):
+            if _is_constant(inputs, tensors[n], probe):
                 self._constant.add(n)
                 constant.add(id(tensors[n]))
                 inputs = Inputs(args, kwargs, frozenset(long - constant), batch)
@@ -109,12 +109,8 @@ class Roles:
         return inputs
 
 
-def _is_constant(inputs: Inputs, tensor: Tensor, n: int, probe: Probe) -> bool:
-    """Whether the model takes all rows of ``tensor`` for every sample: told by running it on a few samples.
-
-    Raises:
-        PrivacyViolation: it runs either way, and gives the same.
-    """
+def _is_constant(inputs: Inputs, tensor: Tensor, probe: Probe) -> bool:
+    """Whether the model takes all rows of ``tensor`` for every sample: told by running it on a few samples."""
     few = (0, 1, 0) if inputs.batch == 2 else (0, 1)
     beside, error = _tried(probe, *inputs.rows(few, whole=id(tensor)))
     if beside is None:
@@ -126,16 +122,8 @@ def _is_constant(inputs: Inputs, tensor: Tensor, n: int, probe: Probe) -> bool:
     whole, _ = _tried(probe, inputs.args, inputs.kwargs)
     if whole is None:
         return False
-    outcomes = [_agree(whole, found, few, inputs.batch) for found in (cut, beside)]
-    if outcomes == [True, False]:
-        return False
-    if outcomes == [False, True]:
-        return True
-    raise PrivacyViolation(
-        f"input {n + 1} is as long as the batch ({inputs.batch}), and the model runs whether its rows are taken for samples or not, "
-        "so whose they are can't be told. Call the model once on a batch of another size, keep the tensor as a buffer of the model "
-        "if it holds no samples, or compute the losses in a function of the samples alone: engine.per_sample(function, inputs)"
-    )
+    # Where both agree the values don't depend on it; a sample that sees its own row only is in no danger.
+    return [_agree(whole, found, few, inputs.batch) for found in (cut, beside)] == [False, True]
 
 
 def _tried(probe: Probe, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Tensor] | None, Exception | None]:

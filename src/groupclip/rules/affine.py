@@ -27,9 +27,11 @@ def linear(call: Call, input: Any, weight: Any, bias: Any = None) -> Tensor:
 
 def addmm(call: Call, input: Any, mat1: Any, mat2: Any, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """``input [p] + mat1 [N, d] @ mat2 [d, p]``: HF's Conv1D."""
-    if beta != 1 or alpha != 1 or input.dim() != 1 or call.holds(input) or call.holds(mat2):
+    if beta != 1 or alpha != 1 or input.dim() != 1 or call.holds(mat2):
         raise NotSplit
     x = autocast_to(call.samples(mat1))
+    if call.holds(input):
+        return _book(call, x @ call.value(mat2) + call.samples(input).unsqueeze(1), x, mat2, None, inputs_first=True)
     rows = torch.addmm(call.value(input), x.flatten(0, 1), call.value(mat2))
     return _book(call, rows.unflatten(0, x.shape[:2]), x, mat2, input, inputs_first=True)
 
