@@ -16,6 +16,7 @@ from .guard import holds_something
 from .mechanism import Mechanism
 from .operands import PrivateParameter
 from .rules.normalisation import BATCH_STATISTICS, RUNNING_STATISTICS
+from .walk import modules_of
 
 
 def refuse_batch_statistics(module: nn.Module, _: Any) -> None:
@@ -214,9 +215,15 @@ def check_caller(module: nn.Module) -> None:
 
 def check_coverage(model: nn.Module) -> None:
     """Refuse a parameter that became trainable, or came into the model, after attach."""
-    for name, param in model.named_parameters():
-        if param.requires_grad and type(param) is not PrivateParameter:
-            raise CoverageError(
-                f"parameter {name!r} is trainable but in no group: it was unfrozen, added or replaced after attach. Freeze it, "
-                "or detach the engine and attach again with a new partition"
-            )
+    with torch._C.DisableTorchFunctionSubclass():
+        foreign = [
+            f"{name}.{key}" if name else key
+            for name, module in modules_of(model)
+            for key, param in module._parameters.items()
+            if param is not None and type(param) is not PrivateParameter and param.requires_grad
+        ]
+    for name in foreign:
+        raise CoverageError(
+            f"parameter {name!r} is trainable but in no group: it was unfrozen, added or replaced after attach. Freeze it, "
+            "or detach the engine and attach again with a new partition"
+        )

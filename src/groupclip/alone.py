@@ -14,13 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .arrangement import Arrangement
 from .errors import GroupClipError
 from .inputs import Inputs
 from .operands import PrivateTensor
 from .outputs import joined, taken
 from .private import dispatch, spread
 from .published import Published
-from .reads import Differ, NeedsOwn, Reads
+from .reads import Differ, NeedsOwn, Position, Reads
 from .tape import Tape
 from .together import NATIVE, Part, natively, side_by_side
 
@@ -41,10 +42,16 @@ class Alone:
 
     def __init__(self, model: nn.Module, tape: Tape, *, noise_to_come: bool) -> None:
         self._model, self._tape, self._noise_to_come = model, tape, noise_to_come
-        self._own = False  # the model writes into constant tensors that it makes
+        self._own: set[Position] = set()  # where the model makes constant tensors that it writes samples into
+        self._following = False  # it does, and where it makes them isn't known yet
 
-    def run(self, function: Function, inputs: Inputs) -> Any:
+    def run(self, function: Function, inputs: Inputs, arrangement: Arrangement | None = None) -> Any:
         """The outputs of ``function`` on the batch.
+
+        Args:
+            function: of the inputs.
+            inputs: of all samples.
+            arrangement: where the samples lie in its outputs; None: in dimension 0.
 
         Raises:
             UnsupportedOperation: the outputs of single samples can't be put together.
@@ -68,11 +75,14 @@ class Alone:
                         slow += group
             except NeedsOwn as needs:
                 published.refuse_if_held(needs.written)
-                if self._own:
-                    slow += list(range(inputs.batch)) if rows is None else rows
-                else:
-                    self._own = True
+                if not self._following:
+                    self._following = True
                     waiting.append(rows)
+                elif needs.made_at is not None and needs.made_at not in self._own:
+                    self._own.add(needs.made_at)
+                    waiting.append(rows)
+                else:
+                    slow += list(range(inputs.batch)) if rows is None else rows
             except (GroupClipError, torch.OutOfMemoryError):
                 raise
             except Exception as error:
@@ -83,7 +93,7 @@ class Alone:
                 _say_slow(self._model, error)
         done += self._one_by_one(function, inputs, sorted(slow), published, others=bool(done))
         with natively():
-            outputs = joined([(part, out) for part, (out, _) in done])
+            outputs = joined([(part, out) for part, (out, _) in done], arrangement and arrangement.of(inputs))
             published.leave([(part, kept) for part, (_, kept) in done])
         return outputs
 
@@ -95,11 +105,13 @@ class Alone:
             with self._tape.on(part), self._watched(part):
                 with natively():
                     args, kwargs = inputs.of(part)
+                published.about_to_run()
                 outputs = function(*args, **kwargs)
             return part, self._took(part, outputs, published)
 
     def _watched(self, part: Part) -> Any:
-        return Reads(part, self._own, dispatch, self._tape.note_hooks)
+        own = self._own if self._following else None
+        return Reads(part, own, dispatch, self._tape.follow_checkpoint)
 
     def _one_by_one(
         self, function: Function, inputs: Inputs, rows: list[int], published: Published, others: bool
@@ -114,6 +126,7 @@ class Alone:
             self._tape.ran_natively = True
             with self._tape.on(part):
                 args, kwargs = inputs.of(part)
+                published.about_to_run()
                 try:
                     outputs = function(*args, **kwargs)
                 except Exception as error:

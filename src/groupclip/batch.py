@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 #: What surely holds nothing: operations have many such arguments.
-_PLAIN = frozenset({type(None), bool, int, float, str, torch.dtype, torch.device})
+PLAIN_TYPES = frozenset({type(None), bool, int, float, str, torch.dtype, torch.device, slice, type(...)})
 
 
 def tensors_in(value: object) -> Iterator[Tensor]:
@@ -27,7 +27,7 @@ def instances_in(value: object, kind: type | tuple[type, ...]) -> Iterator[Any]:
     """The objects of a class in nested tuples, lists, mappings and dataclasses, in order."""
     if isinstance(value, kind):
         yield value
-    elif type(value) in _PLAIN:
+    elif type(value) in PLAIN_TYPES:
         return
     elif isinstance(value, Mapping):
         for item in value.values():

@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from .batch import instances_in
+from .batch import PLAIN_TYPES
 from .errors import CoverageError
 from .gate import tap
-from .operands import Private, PrivateParameter, PrivateTensor, slots, tapes, targets
+from .operands import PRIVATE_TYPES, Private, PrivateParameter, PrivateTensor, slots, tapes, targets
 from .persample.base import PerSample
 from .tape import Tape
 from .together import Part
@@ -33,18 +33,16 @@ class Call:
     """
 
     def __init__(
-        self, tape: Tape, part: Part, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], privates: list[Private]
-    ) -> None:
-        self.tape, self.part, self.func, self.args, self.kwargs, self.privates = tape, part, func, args, kwargs, privates
+        self, tape: Tape, part: Part, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], privates: list[Private],
+        plain: list[Tensor],
+    ) -> None:  # fmt: skip
+        self.tape, self.part, self.func, self.args, self.kwargs = tape, part, func, args, kwargs
+        self.privates, self.plain = privates, plain  # the tensors among the operands
+        self.size = part.size
 
     @property
     def name(self) -> str:
         return getattr(self.func, "__name__", str(self.func))
-
-    @property
-    def size(self) -> int:
-        """How many samples the part has."""
-        return self.part.size
 
     @property
     def in_place(self) -> bool:
@@ -53,19 +51,18 @@ class Call:
 
     @staticmethod
     def is_private(value: object) -> bool:
-        return isinstance(value, (PrivateParameter, PrivateTensor)) and value.requires_grad
+        return type(value) in PRIVATE_TYPES and value.requires_grad  # pyright: ignore[reportAttributeAccessIssue]
 
     def value(self, operand: Any) -> Any:
         """The operand as autograd may see it: no gradient goes to a parameter from here."""
-        if isinstance(operand, PrivateTensor):
-            return operand._derived.native
-        if isinstance(operand, PrivateParameter):
+        kind = type(operand)
+        if kind is PrivateParameter:
             return operand.detach()
-        return operand
+        return operand._derived.native if kind is PrivateTensor else operand
 
     def holds(self, operand: Any) -> bool:
         """Whether the operand differs from sample to sample."""
-        return isinstance(operand, Tensor) and not self.is_private(operand) and self.part.holds(operand)
+        return type(operand) not in PLAIN_TYPES and isinstance(operand, Tensor) and not self.is_private(operand) and self.part.holds(operand)
 
     def samples(self, operand: Any) -> Tensor:
         """The operand of all samples, ``[size, *logical]``; a constant is expanded.
@@ -90,7 +87,13 @@ class Call:
     @property
     def complex(self) -> bool:
         """Whether complex numbers take part: the rules' closed forms are those of real ones."""
-        return any(t.is_complex() for t in instances_in((self.args, self.kwargs), Tensor))
+        for t in self.plain:
+            if t.is_complex():
+                return True
+        for p in self.privates:
+            if p.is_complex():
+                return True
+        return False
 
     def tell(self, way: str) -> None:
         """Tell who observes the pass how this operation was split."""
@@ -105,6 +108,9 @@ def tape_of(privates: Sequence[Private], func: Any) -> Tape:
     Raises:
         CoverageError: they are of several engines, or of none.
     """
+    first = privates[0]
+    if len(privates) == 1 and type(first) is PrivateParameter and first._slot is not None:
+        return first._slot.group.tape
     tape: Tape | None = None
     for private in privates:
         for other in tapes(private):

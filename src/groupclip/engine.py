@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import _engine_run_backward
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from . import rules as rules  # registers every rule
-from .batch import tensors_in
 from .admission import check_caller, check_coverage, check_loss_scale, check_losses, refuse_batch_statistics
-from .clipping import ClipFunction
+from .batch import tensors_in
 from .beside import settled, use_beside
+from .clipping import ClipFunction
 from .errors import CoverageError, GroupClipError, PrivacyViolation
+from .forward import Entrance, Forward, Passed
 from .gate import Group, Slot
 from .groupnoise import GroupNoise
 from .hardened import HardenedNoise
@@ -36,9 +36,7 @@ from .partition import Partition
 from .step import Bystanders, PrivateStep
 from .tape import LossReduction, Tape
 from .thresholds import ReadOnly
-from .together import side_by_side
 from .uncompiled import keep_uncompiled
-from .forward import Entrance, Forward, Passed
 
 if TYPE_CHECKING:
     from .statement import PrivacyRecord
@@ -148,7 +146,8 @@ class Engine:
         self._norms.clear()
         try:
             with self._tape.permit(len(losses), loss_scale):
-                self._run_backward(self._settle(losses), loss_scale)
+                losses = self._settle(losses)
+                losses.backward(torch.full_like(losses, loss_scale))
                 ended = bool(self._tape.ended)
             if not ended:
                 raise CoverageError(
@@ -173,15 +172,6 @@ class Engine:
         finally:
             for group in self._groups:
                 group.drop_gate()
-
-    def _run_backward(self, losses: Tensor, loss_scale: float) -> None:
-        weights = torch.full_like(losses, loss_scale)
-        if self._tape.recomputed is None:
-            losses.backward(weights)
-            return
-        # A checkpoint computes again on tensors of samples side by side, which are so only while the level is there.
-        with side_by_side(self._tape.recomputed):
-            _engine_run_backward((losses,), (weights,), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
     def _settle(self, losses: Tensor) -> Tensor:
         """Losses with what was used beside the forward pass booked; entry i is sample i's, by the contract."""

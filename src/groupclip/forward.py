@@ -12,6 +12,7 @@ from torch import nn
 
 from .admission import check_caller, check_coverage
 from .alone import Alone
+from .arrangement import Arrangement
 from .batch import tensors_in
 from .errors import UnsupportedOperation
 from .inputs import Inputs, Roles
@@ -31,7 +32,7 @@ class Forward:
     def __init__(self, model: nn.Module, tape: Tape, private: Callable[[], None], *, noise_to_come: bool) -> None:
         self._model, self._tape, self._show_private = model, tape, private
         self._alone = Alone(model, tape, noise_to_come=noise_to_come)
-        self._roles = Roles()
+        self._roles, self._arrangement = Roles(), Arrangement(self._probe)
 
     def call(self, inner: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call of the model; ``inner`` is what it would have been without the engine."""
@@ -41,11 +42,11 @@ class Forward:
         check_caller(self._model)
         check_coverage(self._model)
         if in_backward():  # a checkpoint around the model computes it again
-            return self._alone.run(inner, self._roles.read(args, kwargs, self._probe))
+            return self._alone.run(inner, self._roles.read(args, kwargs, self._probe), self._arrangement)
         with self._tape.forward_pass():
             inputs = self._roles.read(args, kwargs, self._probe)
             self._tape.begin_forward(inputs.batch)
-            return self._alone.run(inner, inputs)
+            return self._alone.run(inner, inputs, self._arrangement)
 
     def per_sample(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """A call of any function of the samples."""

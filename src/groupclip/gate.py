@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from .cells import cells_of
 from .clipping import bounded_factors
 from .errors import GroupClipError, PrivacyViolation
 from .guard import Slot
 from .norms import accumulation_dtype
 from .persample.base import PerSample
 from .persample.combine import combine
-from .cells import cells_of
 from .tape import Tape, in_backward
 from .together import Part, natively
 
@@ -73,7 +73,7 @@ class Gate:
         self.closed = False
         self.nested = in_backward()
         self._booked: dict[Slot, list[tuple[Part, PerSample]]] = {}
-        self._uses: dict[Slot, weakref.WeakSet[_Use]] = {}
+        self._uses: dict[Slot, list[weakref.ref[_Use]]] = {}
         self._leaves: dict[Slot, Tensor] = {}
         self.token: Tensor | None = _GateNode.apply(self, *[slot.param for slot in group.slots])
         assert self.token is not None and self.token.grad_fn is not None
@@ -88,12 +88,13 @@ class Gate:
     def expect(self, slot: Slot, use: _Use) -> None:
         """Announce a use of the parameter whose backward is to come."""
         if not in_backward():  # a checkpoint's recomputation only refills the saved tensors of the first forward
-            self._uses.setdefault(slot, weakref.WeakSet()).add(use)
+            self._uses.setdefault(slot, []).append(weakref.ref(use))
 
     def book(self, slot: Slot, part: Part, grads: PerSample) -> None:
         """Keep the gradients of the samples of a part by one use. A lone use is normed at once: it keeps what is smaller."""
         booked = self._booked.setdefault(slot, [])
-        if not booked and len(self._uses.get(slot, ())) <= 1:
+        uses = self._uses.get(slot, ())
+        if not booked and (len(uses) <= 1 or sum(use() is not None for use in uses) <= 1):  # some were thrown away
             grads = grads.settle(slot.method)
         booked.append((part, grads))
 

@@ -16,6 +16,15 @@ if TYPE_CHECKING:
     from .derived import Derived
 
 
+#: Runs an operation on private operands: set by :mod:`groupclip.private`, which works on these classes.
+_dispatch: list[Any] = []
+
+
+def send_uses_to(dispatch: Any) -> None:
+    """Every operation that uses a private operand goes to ``dispatch(func, args, kwargs)``."""
+    _dispatch[:] = [dispatch]
+
+
 class PrivateParameter(nn.Parameter):
     """A trainable parameter whose every use is seen. Made by ``groupclip.attach``, undone by ``engine.detach``."""
 
@@ -23,9 +32,7 @@ class PrivateParameter(nn.Parameter):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        from .private import dispatch  # here: it works on these classes
-
-        return dispatch(func, args, kwargs or {})
+        return _dispatch[0](func, args, kwargs or {})
 
     def __reduce_ex__(self, protocol: int) -> Any:
         # Pickled as the plain parameter that it is: the engine isn't part of the model.
@@ -46,12 +53,13 @@ class PrivateTensor(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        from .private import dispatch  # here: it works on these classes
-
-        return dispatch(func, args, kwargs or {})
+        return _dispatch[0](func, args, kwargs or {})
 
 
 Private = PrivateParameter | PrivateTensor
+
+#: For ``type(x) in``: torch answers ``isinstance(x, nn.Parameter)`` in Python.
+PRIVATE_TYPES = frozenset({PrivateParameter, PrivateTensor})
 
 
 def slots(operand: Private) -> list[Slot]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,77 +48,108 @@ def taken(part: Part, outputs: Any, spread: Callable[[Tensor], Tensor | None]) -
     return replaced(outputs, change)
 
 
-def joined(parts: list[tuple[Part, Any]]) -> Any:
+#: From the tensors of a sample's outputs, in order, to the dimension of each in which the samples of a batch lie.
+Where = Callable[[list[Rows | None]], list[int]]
+
+
+def joined(parts: list[tuple[Part, Any]], where: Where | None = None) -> Any:
     """The outputs of a batch from those of its parts.
+
+    Args:
+        parts: each with what was :func:`taken` of it.
+        where: see :data:`Where`; None: samples lie in dimension 0.
 
     Raises:
         UnsupportedOperation: a tensor whose dimension 0 isn't the sample, or outputs of samples that don't go together.
     """
-    return _join([part for part, _ in parts], [outputs for _, outputs in parts], "the output")
+    leaves = [_joined_rows(parts, found, n) for n, found in enumerate(zip(*(flat(out) for _, out in parts), strict=True))] \
+        if _alike([out for _, out in parts]) else []
+    dims = None
+    if where is not None and any(isinstance(x, Rows) and is_doubtful(x) for x in leaves):
+        dims = where([x if isinstance(x, Rows) else None for x in leaves])
+    merged = iter([_merged(x, n, 0 if dims is None else dims[n]) if isinstance(x, Rows) else x for n, x in enumerate(leaves)])
+    return _filled(parts[0][1], merged)
 
 
-def _join(parts: list[Part], found: list[Any], name: str) -> Any:
-    first = found[0]
-    if any(isinstance(f, Rows) for f in found):
-        return _joined_rows(parts, found, name)
-    if isinstance(first, Tensor):
-        return first
-    if isinstance(first, Mapping):
-        _require_alike(name, [tuple(f) for f in found])
-        joined_ = {k: _join(parts, [f[k] for f in found], f"output {k!r}") for k in first}
-        if type(first) is dict:
-            return joined_
-        if not isinstance(first, MutableMapping):
-            return joined_
-        again = copy.copy(first)
-        for k, v in joined_.items():
-            again[k] = v
-        return again
-    if isinstance(first, (tuple, list)) and not isinstance(first, torch.Size):
-        _require_alike(name, [len(f) for f in found])
-        items = [_join(parts, list(item), f"output {i}") for i, item in enumerate(zip(*found, strict=True))]
-        if isinstance(first, list):
-            return items
-        if type(first) is tuple:
-            return tuple(items)
-        return type(first)(*items) if isinstance(getattr(type(first), "_fields", None), tuple) else type(first)(items)
-    if is_record(first):
-        again = copy.copy(first)
-        for field in first.__dataclass_fields__:
-            object.__setattr__(again, field, _join(parts, [getattr(f, field) for f in found], f"output {field!r}"))
-        return again
-    if isinstance(first, (bool, int, float, str, type(None))):
-        _require_alike(name, [key_of(f) for f in found])
-    return first
+def is_doubtful(rows: Rows) -> bool:
+    """Whether a sample's tensor says by itself where the samples of a batch lie: it has one dimension of 1, in front."""
+    shape = rows.shape
+    return len(shape) > 0 and (shape[0] != 1 or 1 in shape[1:])
 
 
-def _require_alike(name: str, keys: list[Any]) -> None:
-    if any(key != keys[0] for key in keys):
+def flat(outputs: Any) -> list[Any]:
+    """The tensors in outputs, in order; objects that aren't looked into aren't among them."""
+    found: list[Any] = []
+
+    def note(value: Any) -> Any:
+        if isinstance(value, (Tensor, Rows)):
+            found.append(value)
+        return value
+
+    replaced(outputs, note)
+    return found
+
+
+def _filled(outputs: Any, merged: Iterator[Any]) -> Any:
+    return replaced(outputs, lambda v: next(merged) if isinstance(v, (Tensor, Rows)) else v)
+
+
+def _alike(outputs: list[Any]) -> bool:
+    """Whether outputs are of one kind but for their tensors.
+
+    Raises:
+        UnsupportedOperation: they aren't.
+    """
+    kinds = [_kind(o) for o in outputs]
+    if any(kind != kinds[0] for kind in kinds):
         raise UnsupportedOperation(
-            f"{name} isn't of the same kind for all samples, so a batch of it can't be made: return one tensor for every sample, or "
-            "compute the losses in a function of the samples alone: engine.per_sample(function, inputs)"
+            "the model's output isn't of the same kind for all samples, so that of a batch can't be made: return one tensor for every "
+            "sample, or compute the losses in a function of the samples alone: engine.per_sample(function, inputs)"
         )
+    return True
 
 
-def _joined_rows(parts: list[Part], found: list[Any], name: str) -> Tensor:
-    rows = [f.physical if isinstance(f, Rows) else part.each(f) for part, f in zip(parts, found, strict=True)]
+def _kind(value: Any) -> Any:
+    if isinstance(value, (Tensor, Rows)):
+        return "tensor"
+    if isinstance(value, Mapping):
+        return [(key_of(k), _kind(v)) for k, v in value.items()]
+    if isinstance(value, (tuple, list)):
+        return [_kind(v) for v in value]
+    if is_record(value):
+        return [(name, _kind(getattr(value, name))) for name in value.__dataclass_fields__]
+    return key_of(value) if isinstance(value, (bool, int, float, str, type(None))) else type(value)
+
+
+def _joined_rows(parts: list[tuple[Part, Any]], found: Sequence[Any], n: int) -> Any:
+    """Of one of the outputs, of all parts; a tensor that is the same for all samples stays as it is."""
+    if not any(isinstance(f, Rows) for f in found):
+        return found[0]
+    rows = [f.physical if isinstance(f, Rows) else part.each(f) for (part, _), f in zip(parts, found, strict=True)]
     shapes = {tuple(x.shape[1:]) for x in rows}
     if len(shapes) > 1:
         raise UnsupportedOperation(
-            f"{name} has another shape for one sample than for another ({', '.join(map(str, sorted(shapes)))}): each sample runs by "
-            "itself, as a batch of one. Pad to a length that doesn't depend on the batch (pad_packed_sequence takes total_length), "
+            f"output {n} has another shape for one sample than for another ({', '.join(map(str, sorted(shapes)))}): each sample runs "
+            "by itself, as a batch of one. Pad to a length that doesn't depend on the batch (pad_packed_sequence takes total_length), "
             "or compute the losses in a function of the samples alone: engine.per_sample(function, inputs)"
         )
-    x = rows[0] if len(rows) == 1 else torch.cat(rows)[_order(parts).to(rows[0].device)]
+    if len(rows) == 1:
+        return Rows(rows[0])
+    return Rows(torch.cat(rows)[_order([part for part, _ in parts]).to(rows[0].device)])
+
+
+def _merged(rows: Rows, n: int, dim: int) -> Tensor:
+    """``[.., B, ..]``, the samples in dimension ``dim``, in which one sample has 1."""
+    x = rows.physical
     if x.dim() == 1:
         return x
-    if x.shape[1] != 1:
+    if x.shape[1 + dim] != 1:
         raise UnsupportedOperation(
-            f"{name} has shape {tuple(x.shape[1:])} for one sample (a batch of one), so dimension 0 isn't the sample: it can't be told "
-            "how the rows of a batch would lie. Return tensors with the sample in dimension 0 (x.transpose(0, 1), "
+            f"output {n} has shape {tuple(rows.shape)} for one sample (a batch of one), so dimension 0 isn't the sample: it can't be "
+            "told how the rows of a batch would lie. Return tensors with the sample in dimension 0 (x.transpose(0, 1), "
             "x.view(batch, -1, ..)), or compute the losses in a function of the samples alone: engine.per_sample(function, inputs)"
         )
-    return x.flatten(0, 1)
+    return x.flatten(0, 1) if dim == 0 else x.squeeze(1 + dim).movedim(0, dim)
 
 
 def _order(parts: list[Part]) -> Tensor:

@@ -12,20 +12,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .batch import instances_in, replaced, tensors_in
+from .batch import PLAIN_TYPES, instances_in, replaced, tensors_in
 from .beside import use_beside
 from .call import DERIVED, RULE, VMAP, Call, NotSplit, tape_of
 from .derived import derive
 from .errors import UnsupportedOperation
 from .gate import tap
-from .operands import Private, PrivateParameter, PrivateTensor, targets
+from .operands import PRIVATE_TYPES, Private, PrivateParameter, PrivateTensor, send_uses_to, targets
 from .persample.base import PerSample
 from .persample.dense import Dense
 from .reads import run
@@ -68,7 +68,11 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any
     with torch._C.DisableTorchFunctionSubclass():
         if func in _PASSIVE or not torch.is_grad_enabled():
             return func(*args, **kwargs)
-        privates = [p for p in instances_in((args, kwargs), (PrivateParameter, PrivateTensor)) if p.requires_grad]
+        privates: list[Private] = []
+        plain: list[Tensor] = []
+        _sort(args, privates, plain)
+        if kwargs:
+            _sort(kwargs.values(), privates, plain)
         if not privates:
             return func(*args, **kwargs)
         if func.__name__ in _PROPERTIES:
@@ -84,31 +88,49 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any
         part = tape.part_here()
         if part is None:
             return use_beside(tape, func, args, kwargs, privates)
-        tape.note_hooks()
-        return split(Call(tape, part, func, args, kwargs, privates))
+        tape.follow_checkpoint()
+        return split(Call(tape, part, func, args, kwargs, privates, plain))
+
+
+def _sort(values: Iterable[Any], privates: list[Private], plain: list[Tensor]) -> None:
+    """The tensors in arguments: those that are private, and the others."""
+    for value in values:
+        kind = type(value)
+        if kind in PRIVATE_TYPES:
+            if value.requires_grad:
+                privates.append(value)
+        elif kind in PLAIN_TYPES:
+            continue
+        elif isinstance(value, Tensor):
+            plain.append(value)
+        elif kind is tuple or kind is list:
+            _sort(value, privates, plain)
+        else:
+            for tensor in tensors_in(value):
+                _sort((tensor,), privates, plain)
 
 
 def split(call: Call) -> Any:
     """The first way that keeps the samples of this operation apart."""
-    part = call.part
-    check = CHECKS.get(call.func)
-    if check is not None:
-        check(call, *call.args, **call.kwargs)
-    if not any(part.holds(t) for t in tensors_in((call.args, call.kwargs)) if not call.is_private(t)):
+    part, func = call.part, call.func
+    if func in CHECKS:
+        CHECKS[func](call, *call.args, **call.kwargs)
+    for tensor in call.plain:
+        if part.holds(tensor):
+            break
+    else:
         with natively():
             call.tell(DERIVED)
             return derive(call)
-    written_out = WRITTEN_OUT.get(call.func)
-    if written_out is not None:
+    if func in WRITTEN_OUT:
         try:
-            return written_out(call, *call.args, **call.kwargs)
+            return WRITTEN_OUT[func](call, *call.args, **call.kwargs)
         except NotSplit:
             pass
-    rule = RULES.get(call.func)
-    if rule is not None and part.on_top and not call.complex:
+    if func in RULES and part.on_top and not call.complex:
         try:
             with natively():
-                result = _logical(part, rule(call, *call.args, **call.kwargs))
+                result = _logical(part, RULES[func](call, *call.args, **call.kwargs))
             call.tell(RULE)
             return result
         except (NotSplit, NestedLevel):
@@ -152,3 +174,6 @@ def spread(part: Part, operand: Private) -> Tensor:
 
 def _instantiated(saved: Any, grads: Any) -> list[PerSample]:
     return [Dense(grads[0])]
+
+
+send_uses_to(dispatch)

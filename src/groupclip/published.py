@@ -6,14 +6,18 @@ place shows itself. Where samples run one at a time, what they leave is compared
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .batch import replaced, tensors_in
 from .errors import PrivacyViolation, UnsupportedOperation
-from .outputs import Rows, joined
-from .together import NATIVE, Part, functorch
+from .operands import PRIVATE_TYPES
+from .outputs import Rows, joined, taken
+from .together import NATIVE, Part
+from .walk import modules_of, published_in
 
 
 class Published:
@@ -26,8 +30,9 @@ class Published:
 
     def __init__(self, model: nn.Module, guarded: bool) -> None:
         self._model, self._guarded = model, guarded
-        self._buffers = [(m, dict(m._buffers)) for m in model.modules() if m._buffers]
-        self._versions = [(t, t._version) for t in _frozen(model)]
+        self._modules = [module for _, module in modules_of(model)]
+        self._buffers = [(m, dict(m._buffers)) for m in self._modules if m._buffers]
+        self._versions = _versions(self._modules)
         self._values: list[tuple[str, Tensor, Tensor]] | None = None  # name, tensor, copy of what it was
         self._left: list[Tensor] | None = None  # what the first sample left
 
@@ -42,37 +47,71 @@ class Published:
         if not self._guarded:
             return
         memory = written.untyped_storage().data_ptr()
-        for name, tensor in _held(self._model):
+        for name, tensor in published_in(self._model):
             if tensor is written or (memory and not tensor.is_meta and tensor.untyped_storage().data_ptr() == memory):
                 self._refuse(name)
 
-    def left_behind(self, part: Part) -> dict[tuple[nn.Module, str], Rows]:
-        """The tensors of samples that a run left on modules; buffers get back what they were."""
-        found: dict[tuple[nn.Module, str], Rows] = {}
-        if part.level == NATIVE:
-            return found
-        for module in self._model.modules():
+    def about_to_run(self) -> None:
+        """Before a run: notes what modules hold."""
+        self._attributes = {
+            (module, name): value
+            for module in self._modules
+            for name, value in module.__dict__.items()
+            if isinstance(value, Tensor)
+        }
+        self._containers = [
+            (value, copy.copy(value))
+            for module in self._modules
+            for name, value in module.__dict__.items()
+            if type(value) in (list, dict) and name not in _OF_MODULES
+        ]
+
+    def left_behind(self, part: Part) -> Left:
+        """What a run left of its samples on modules. Buffers and containers get back what they held before."""
+        found: Left = {}
+        for module in self._modules:
             for name, value in module.__dict__.items():
-                if isinstance(value, Tensor) and functorch.is_batchedtensor(value):
+                if isinstance(value, Tensor) and self._is_left(part, value, self._attributes.get((module, name))):
                     found[module, name] = Rows(part.physical(value))
             for name, value in module._buffers.items():
-                if value is not None and functorch.is_batchedtensor(value):
+                if value is not None and part.level != NATIVE and part.holds(value):
                     if self._guarded and name not in module._non_persistent_buffers_set:
                         self._refuse(_name_of(self._model, module, name))
                     found[module, name] = Rows(part.physical(value))
+        for module in self._modules:
+            for name, value in module.__dict__.items():
+                if type(value) not in (list, dict) or name in _OF_MODULES:
+                    continue
+                before = next((kept for own, kept in self._containers if own is value), type(value)())
+                old = {id(t) for t in tensors_in(before)}
+                if any(self._is_left(part, t, t if id(t) in old else None) for t in tensors_in(value)):
+                    found[module, name] = taken(part, value, lambda _: None)
+                    _refill(value, before)
         return found
 
-    def leave(self, parts: list[tuple[Part, dict[tuple[nn.Module, str], Rows]]]) -> None:
+    @staticmethod
+    def _is_left(part: Part, value: Tensor, before: Tensor | None) -> bool:
+        return value is not before and type(value) not in PRIVATE_TYPES and part.holds(value)
+
+    def leave(self, parts: list[tuple[Part, Left]]) -> None:
         """Put what the runs left on modules there as a run on the batch would have left it: a buffer has the last sample's."""
         for key in dict.fromkeys(key for _, kept in parts for key in kept):
             module, name = key
             having = [(part, kept[key]) for part, kept in parts if key in kept]
             if name in module._buffers:
                 module._buffers[name] = having[-1][1].physical[-1].detach()
-            elif len(having) < len(parts):
-                setattr(module, name, None)  # some of the samples alone left it
+                continue
+            if len(having) < len(parts):
+                raise UnsupportedOperation(
+                    f"the forward pass of some samples alone leaves a tensor in {type(module).__name__}.{name}: return it instead, with "
+                    "something in its place for every sample"
+                )
+            value = _as_batch(having)
+            held = module.__dict__.get(name)
+            if type(held) in (list, dict):
+                _refill(held, value)
             else:
-                setattr(module, name, _as_batch(having))
+                setattr(module, name, value)
 
     # ---------------------------------------------------------------- several runs
 
@@ -86,7 +125,7 @@ class Published:
             module._buffers.update(buffers)
         for tensor, version in self._versions:
             if tensor._version != version:
-                name = next(n for n, t in _held(self._model) if t is tensor)
+                name = next(n for n, t in published_in(self._model) if t is tensor)
                 raise UnsupportedOperation(
                     f"the forward pass changes {name!r}, and samples of this batch take different paths through the model, so it would "
                     "be changed more than once. Change it outside of forward(), after optimizer.step()"
@@ -95,7 +134,7 @@ class Published:
     def watch_closely(self) -> None:
         """From here on samples run one at a time, outside of vmap: nothing shows what they write but a comparison."""
         if self._guarded:
-            self._values = [(name, t, t.detach().clone()) for name, t in _held(self._model)]
+            self._values = [(name, t, t.detach().clone()) for name, t in published_in(self._model)]
 
     def put_back(self) -> None:
         """Before the next sample: everything is as before the first."""
@@ -114,7 +153,7 @@ class Published:
         """
         if self._values is None:
             return
-        now = dict(_held(self._model))
+        now = dict(published_in(self._model))
         left = [now[name].detach().clone() for name, _, _ in self._values]
         changed = any(not _equal(x, value) for x, (_, _, value) in zip(left, self._values, strict=True))
         if self._left is None:
@@ -153,29 +192,40 @@ def _equal(x: Tensor, y: Tensor) -> bool:
     return x.shape == y.shape and bool(torch.equal(x.nan_to_num(), y.nan_to_num()) and torch.equal(x.isnan(), y.isnan()))
 
 
-def _as_batch(having: list[tuple[Part, Rows]]) -> Tensor:
-    """``[B, ..]``, or as it is for a sample where it doesn't begin with the sample."""
-    if all(rows.physical.dim() == 1 or rows.physical.shape[1] == 1 for _, rows in having):
-        return joined(having)
-    return joined([(part, Rows(rows.physical.unsqueeze(1))) for part, rows in having])
+#: What every module of torch holds.
+_OF_MODULES = frozenset(nn.Module().__dict__)
+
+#: (module, name) -> what a run left there.
+Left = dict[tuple[nn.Module, str], Any]
 
 
-def _held(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """Parameters and persistent buffers."""
-    found: list[tuple[str, Tensor]] = list(model.named_parameters(remove_duplicate=False))
-    for prefix, module in model.named_modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None and name not in module._non_persistent_buffers_set:
-                found.append((f"{prefix}.{name}" if prefix else name, buffer))
-    return found
+def _refill(container: Any, content: Any) -> None:
+    container.clear()
+    container.extend(content) if isinstance(container, list) else container.update(content)
+
+
+def _as_batch(having: list[tuple[Part, Any]]) -> Any:
+    """``[B, ..]``; with a dimension for the samples put in front where a sample's doesn't begin with one."""
+
+    def in_front(value: Any) -> Any:
+        if isinstance(value, Rows) and value.physical.dim() > 1 and value.shape[0] != 1:
+            return Rows(value.physical.unsqueeze(1))
+        return value
+
+    return joined([(part, replaced(value, in_front)) for part, value in having])
 
 
 def _name_of(model: nn.Module, module: nn.Module, name: str) -> str:
-    prefix = next(prefix for prefix, other in model.named_modules() if other is module)
+    prefix = next(prefix for prefix, other in modules_of(model) if other is module)
     return f"{prefix}.{name}" if prefix else name
 
 
-def _frozen(model: nn.Module) -> Any:
-    """What a pass may move in place: all but what the optimizer does."""
-    yield from (p for p in model.parameters() if not p.requires_grad and not p.is_inference())
-    yield from (b for b in model.buffers() if not b.is_inference())
+def _versions(modules: list[nn.Module]) -> list[tuple[Tensor, int]]:
+    """Of what a pass may move in place: all but what the optimizer does."""
+    found: list[tuple[Tensor, int]] = []
+    with torch._C.DisableTorchFunctionSubclass():
+        for module in modules:
+            held = [p for p in module._parameters.values() if p is not None and not p.requires_grad]
+            held += [b for b in module._buffers.values() if b is not None]
+            found += [(t, t._version) for t in held if not t.is_inference()]
+    return found

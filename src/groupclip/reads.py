@@ -7,6 +7,8 @@ without a batching rule are run sample by sample.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -40,6 +42,11 @@ class NeedsOwn(Exception):
     def __init__(self, written: Tensor, error: Exception) -> None:
         super().__init__(str(error))
         self.written = written
+        self.made_at: Position | None = None
+
+
+#: A place in the model's code.
+Position = tuple[str, int]
 
 
 class Reads(TorchFunctionMode):
@@ -47,25 +54,47 @@ class Reads(TorchFunctionMode):
 
     Args:
         part: samples that run together.
-        own: give each sample its own of the constant tensors that the model makes (zeros, ones, ..), for it writes into them.
+        own: where the model makes constants that it writes samples into: each gets its own. None: that isn't followed.
         dispatch: runs an operation on private parameters.
         seen: called at every operation.
     """
 
-    def __init__(self, part: Part, own: bool, dispatch: Run, seen: Callable[[], None]) -> None:
+    def __init__(self, part: Part, own: set[Position] | None, dispatch: Run, seen: Callable[[], None]) -> None:
         super().__init__()
         self.part, self.own, self.dispatch, self.seen = part, own, dispatch, seen
+        self._made: dict[int, Position] = {}  # memory -> where it was made
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.seen()
         for kind in types:
             if kind is PrivateParameter or kind is PrivateTensor:
                 return self.dispatch(func, args, kwargs or {})
-        result = run(self.part, func, args, kwargs or {})
-        if self.own and func in _MADE and isinstance(result, Tensor) and not self.part.holds(result):
-            with natively():
-                return self.part.logical(self.part.each(result).clone())
+        if self.own is None:
+            return run(self.part, func, args, kwargs or {})
+        try:
+            result = run(self.part, func, args, kwargs or {})
+        except NeedsOwn as needs:
+            needs.made_at = self._made.get(needs.written.untyped_storage().data_ptr())
+            raise
+        if isinstance(result, Tensor) and not self.part.holds(result) and func.__name__ != "__get__":
+            place = _position()
+            if place in self.own:
+                with natively():
+                    return self.part.logical(self.part.each(result).clone())
+            if not result.is_meta:
+                self._made[result.untyped_storage().data_ptr()] = place
         return result
+
+
+def _position() -> Position:
+    """Of the model's code that is running."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_TORCH):
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno
+
+
+_TORCH = os.path.dirname(torch.__file__)
 
 
 def run(part: Part, func: Any, args: Any, kwargs: Any) -> Any:
@@ -235,11 +264,4 @@ SPECIAL: dict[Any, Run] = {
     Tensor.tolist: _read_all,
     **dict.fromkeys((Tensor.numpy, Tensor.__array__, Tensor.data_ptr, Tensor.untyped_storage), _by_itself),
     F.scaled_dot_product_attention: _sdpa,
-}  # fmt: skip
-
-#: Makes tensors from nothing, in place of which each sample may need its own.
-_MADE: set[Any] = {
-    torch.zeros, torch.ones, torch.empty, torch.full, torch.zeros_like, torch.ones_like, torch.empty_like, torch.full_like,
-    Tensor.new_zeros, Tensor.new_ones, Tensor.new_empty, Tensor.new_full, torch.arange, Tensor.clone, torch.clone, torch.tensor,
-    torch.eye, torch.linspace, torch.tril, torch.triu,
 }  # fmt: skip

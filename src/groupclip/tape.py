@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -12,8 +13,8 @@ import torch
 from torch import Tensor
 
 from .clipping import ClipFunction
-from .errors import PrivacyViolation, UnsupportedOperation
-from .together import NATIVE, Part, functorch, saved_tensor_hooks
+from .errors import PrivacyViolation
+from .together import NATIVE, Part, natively, saved_tensor_hooks, side_by_side
 
 LossReduction = Literal["none", "mean", "sum"]
 
@@ -42,7 +43,6 @@ class Tape:
         batch: B of the latest forward pass that records gradients; None before the first.
         part: the samples that the forward pass under way is of; None outside of one.
         ran_natively: samples ran one at a time since the last backward.
-        recomputed: the largest part that ran a checkpoint since the last backward; None if none did.
         beside: the parameters that were used beside a forward pass since the last backward (:mod:`groupclip.beside`).
         permitted: B of the backward pass of ``engine.backward`` that is under way.
         loss_scale: what its losses are multiplied by.
@@ -57,7 +57,6 @@ class Tape:
     batch: int | None = None
     part: Part | None = None
     ran_natively: bool = False
-    recomputed: int | None = None
     beside: dict[Any, Tensor] = field(default_factory=dict)
     permitted: int | None = None
     loss_scale: float = 1.0
@@ -112,32 +111,26 @@ class Tape:
 
     def part_here(self) -> Part | None:
         """The samples that an operation under way is of; None beside a forward pass."""
-        if self.part is not None or not in_backward():
-            return self.part
-        # A checkpoint computes again what was computed in a forward pass. What it books is thrown away.
-        top = functorch.peek_interpreter_stack()
-        if top is not None:
-            return Part(None, self.recomputed or 0, self.recomputed or 0, top.level())
-        return Part(None, 1, 1, NATIVE) if self.ran_natively else None
+        if self.part is None and self.ran_natively and in_backward():  # a checkpoint computes again, to throw its bookings away
+            return Part(None, 1, 1, NATIVE)
+        return self.part
 
-    def note_hooks(self) -> None:
-        """Notice a checkpoint: it will compute again in the backward pass, where the samples must be side by side as now.
+    def follow_checkpoint(self) -> None:
+        """To be called before an operation of a forward pass saves anything.
 
-        Raises:
-            UnsupportedOperation: the backward pass isn't ``engine.backward``'s.
+        A checkpoint computes again when autograd asks its hooks for a tensor that it left out. Its hooks are replaced by the same
+        with the samples side by side as they are now: the tensors it has kept are theirs.
         """
-        part = self.part
-        if part is None or part.level == NATIVE or in_backward():
+        part, hooks = self.part, saved_tensor_hooks()
+        if part is None or hooks is None or hooks is self._hooks or hooks == self._hooks:
             return
-        hooks = saved_tensor_hooks()
-        if hooks is self._hooks or hooks == self._hooks:
+        pack, unpack = hooks
+        if isinstance(unpack, _SideBySide):
             return
-        if self.loss_reduction != "none":
-            raise UnsupportedOperation(
-                "a checkpoint inside the model computes again in the backward pass, which loss.backward() doesn't tell groupclip: "
-                "call engine.backward(losses) with one loss per sample"
-            )
-        self.recomputed = max(part.size, self.recomputed or 0)
+        torch._C._autograd._pop_saved_tensors_default_hooks()  # pyright: ignore[reportAttributeAccessIssue]
+        torch._C._autograd._push_saved_tensors_default_hooks(  # pyright: ignore[reportAttributeAccessIssue]
+            pack, _SideBySide(self, part, unpack)
+        )
 
     def end_forward(self) -> None:
         self._inside = False
@@ -183,7 +176,7 @@ class Tape:
             yield
         finally:
             self.permitted, self.loss_scale, self.ended = None, 1.0, set()
-            self.ran_natively, self.recomputed = False, None
+            self.ran_natively = False
             self.beside.clear()
 
     def require_permission(self) -> None:
@@ -214,6 +207,22 @@ class Tape:
                 "give one loss for each sample of the batch that the model was called with"
             )
         return 1.0 / self.loss_scale
+
+
+class _SideBySide:
+    """A hook of a checkpoint, under which the samples of a part are side by side again."""
+
+    def __init__(self, tape: Tape, part: Part, unpack: Callable[[Any], Tensor]) -> None:
+        self._tape, self._part, self._unpack = weakref.ref(tape), part, unpack
+
+    def __call__(self, held: Any) -> Tensor:
+        tape = self._tape()
+        with natively(), ExitStack() as stack:
+            if self._part.level != NATIVE:
+                stack.enter_context(side_by_side(self._part.size))
+            if tape is not None:
+                stack.enter_context(tape.on(self._part))
+            return self._unpack(held)
 
 
 def in_backward() -> bool:

@@ -71,7 +71,7 @@ class NestedLevel(Exception):
     """A tensor is inside a transform (vmap, grad) of the model's own."""
 
 
-class natively:  # noqa: N801  (as torch's own contexts)
+class natively:
     """Inside, operations run on physical tensors, below every transform."""
 
     __slots__ = ("_levels",)

@@ -1,0 +1,37 @@
+"""The modules of a model and what they hold, in one loop: it is asked in every pass, and torch's own generators recurse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor, nn
+
+
+def modules_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Every module once, under the name by which torch knows it first."""
+    seen: set[int] = set()
+    found: list[tuple[str, nn.Module]] = []
+    waiting: list[tuple[str, nn.Module]] = [("", model)]
+    while waiting:
+        name, module = waiting.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        found.append((name, module))
+        children = module._modules
+        if children:
+            prefix = name + "." if name else ""
+            waiting += [(prefix + key, child) for key, child in reversed(children.items()) if child is not None]
+    return found
+
+
+def published_in(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and persistent buffers, by name: what ``state_dict`` holds."""
+    for name, module in modules_of(model):
+        prefix = name + "." if name else ""
+        for key, param in module._parameters.items():
+            if param is not None:
+                yield prefix + key, param
+        for key, buffer in module._buffers.items():
+            if buffer is not None and key not in module._non_persistent_buffers_set:
+                yield prefix + key, buffer
