@@ -62,7 +62,9 @@ class Call:
 
     def holds(self, operand: Any) -> bool:
         """Whether the operand differs from sample to sample."""
-        return type(operand) not in PLAIN_TYPES and isinstance(operand, Tensor) and not self.is_private(operand) and self.part.holds(operand)
+        if type(operand) in PLAIN_TYPES or not isinstance(operand, Tensor) or self.is_private(operand):
+            return False
+        return self.part.holds(operand)
 
     def samples(self, operand: Any) -> Tensor:
         """The operand of all samples, ``[size, *logical]``; a constant is expanded.
@@ -87,13 +89,7 @@ class Call:
     @property
     def complex(self) -> bool:
         """Whether complex numbers take part: the rules' closed forms are those of real ones."""
-        for t in self.plain:
-            if t.is_complex():
-                return True
-        for p in self.privates:
-            if p.is_complex():
-                return True
-        return False
+        return any([t.is_complex() for t in self.plain]) or any([p.is_complex() for p in self.privates])
 
     def tell(self, way: str) -> None:
         """Tell who observes the pass how this operation was split."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,11 +15,11 @@ from .reads import key_of
 from .together import Part
 
 
-@dataclass(frozen=True, eq=False)
 class Rows:
     """One tensor of the outputs, of every sample of a part: ``[size, *logical]``."""
 
-    physical: Tensor
+    def __init__(self, physical: Tensor) -> None:
+        self.physical = physical
 
     @property
     def shape(self) -> torch.Size:
