@@ -13,16 +13,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import checkpoint
 
 from .arrangement import Arrangement
-from .errors import GroupClipError
+from .errors import GroupClipError, UnsupportedOperation
 from .inputs import Inputs
 from .operands import PrivateTensor
 from .outputs import joined, taken
 from .private import dispatch, spread
 from .published import Published
 from .reads import Differ, NeedsOwn, Position, Reads
-from .tape import Tape
+from .tape import REENTRY, Tape
 from .together import NATIVE, Part, natively, side_by_side
 
 _log = logging.getLogger("groupclip")
@@ -86,6 +87,7 @@ class Alone:
             except (GroupClipError, torch.OutOfMemoryError):
                 raise
             except Exception as error:
+                _refuse_reentry(error)
                 if not inputs.batch:
                     raise
                 # The error of the model itself, if it is one, comes again from a sample alone.
@@ -123,8 +125,7 @@ class Alone:
             if n or others:
                 published.put_back()
             part = Part(torch.tensor([row]), 1, inputs.batch, NATIVE)
-            self._tape.ran_natively = True
-            with self._tape.on(part):
+            with self._tape.on(part), self._watched(part):
                 args, kwargs = inputs.of(part)
                 published.about_to_run()
                 try:
@@ -146,6 +147,15 @@ class Alone:
                 return None
 
             return taken(part, outputs, spread_private), published.left_behind(part)
+
+
+def _refuse_reentry(error: Exception) -> None:
+    """Raises UnsupportedOperation where ``error`` is vmap's refusal of a re-entrant checkpoint."""
+    trace = error.__traceback__
+    while trace is not None and isinstance(error, RuntimeError) and "setup_context" in str(error):
+        if trace.tb_frame.f_code is checkpoint.checkpoint.__code__:
+            raise UnsupportedOperation(REENTRY) from None
+        trace = trace.tb_next
 
 
 def _by_key(rows: list[int] | None, keys: list[Hashable]) -> list[list[int]]:

@@ -20,7 +20,7 @@ from .gate import Slot, Target, tap
 from .operands import Private, PrivateTensor, slots
 from .persample.base import PerSample
 from .persample.dense import Dense
-from .tape import Tape
+from .tape import Tape, in_backward, refuse_reentry
 from .together import NATIVE, Part
 
 _log = logging.getLogger("groupclip")
@@ -33,6 +33,8 @@ def use_beside(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: Mapping[str
     Raises:
         PrivacyViolation: the number of samples isn't known, or the user's own ``loss.backward()`` is to come.
     """
+    if in_backward():
+        refuse_reentry()
     if not tape.knows_batch:
         return _fact(tape, func, args, kwargs, privates)
     if tape.loss_reduction != "none":

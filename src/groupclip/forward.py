@@ -16,7 +16,7 @@ from .arrangement import Arrangement
 from .batch import tensors_in
 from .errors import UnsupportedOperation
 from .inputs import Inputs, Roles
-from .tape import Tape, in_backward
+from .tape import Tape, in_backward, refuse_reentry
 
 
 class Forward:
@@ -42,6 +42,7 @@ class Forward:
         check_caller(self._model)
         check_coverage(self._model)
         if in_backward():  # a checkpoint around the model computes it again
+            refuse_reentry()
             return self._alone.run(inner, self._roles.read(args, kwargs, self._probe), self._arrangement)
         with self._tape.forward_pass():
             inputs = self._roles.read(args, kwargs, self._probe)

@@ -51,9 +51,8 @@ class Group:
             if in_backward() and self.name in self.tape.ended:
                 raise PrivacyViolation(
                     f"group {self.name!r} was clipped already when a checkpoint used it again in the backward pass: it would be "
-                    "clipped in parts. With re-entrant checkpoints a group must lie inside one segment: use "
-                    "torch.utils.checkpoint with use_reentrant=False. Without re-entry this happens where a tensor is computed "
-                    "from a parameter in one segment and used in another (T5's position bias): freeze that parameter"
+                    "clipped in parts. This happens where a tensor is computed from a parameter in one segment and used in another "
+                    "(T5's position bias): freeze that parameter, or leave the first segment without a checkpoint"
                 )
             self.gate = Gate(self)
         return self.gate
@@ -71,7 +70,6 @@ class Gate:
     def __init__(self, group: Group) -> None:
         self.group = group
         self.closed = False
-        self.nested = in_backward()
         self._booked: dict[Slot, list[tuple[Part, PerSample]]] = {}
         self._uses: dict[Slot, list[weakref.ref[_Use]]] = {}
         self._leaves: dict[Slot, Tensor] = {}
@@ -204,7 +202,6 @@ class _Use:
 
     def __init__(self, part: Part, targets: Sequence[Sequence[Target]], book: Book) -> None:
         self.part, self.targets, self.book = part, targets, book
-        self.recomputed = in_backward()
         for operand in targets:
             for target in operand:
                 target.gate.expect(target.slot, self)
@@ -222,11 +219,6 @@ class _Use:
             gate.group.tape.require_permission()  # before anything is booked
             if gate.closed:
                 gate.close()  # raises: a second backward
-            if self.recomputed and not gate.nested:
-                raise PrivacyViolation(
-                    f"group {gate.group.name!r} is used inside and outside a re-entrant checkpoint, which would clip it in "
-                    "parts: use torch.utils.checkpoint with use_reentrant=False"
-                )
             token = gate.token
             if token is not None and not torch._C._will_engine_execute_node(token.grad_fn):  # pyright: ignore
                 raise PrivacyViolation(

@@ -85,7 +85,7 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any
                 "the per-sample losses themselves"
             )
         tape = tape_of(privates, func)
-        part = tape.part_here()
+        part = tape.part
         if part is None:
             return use_beside(tape, func, args, kwargs, privates)
         tape.follow_checkpoint()

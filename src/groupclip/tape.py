@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -11,9 +12,10 @@ from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import CheckpointFunction
 
 from .clipping import ClipFunction
-from .errors import PrivacyViolation
+from .errors import PrivacyViolation, UnsupportedOperation
 from .together import NATIVE, Part, natively, saved_tensor_hooks, side_by_side
 
 LossReduction = Literal["none", "mean", "sum"]
@@ -42,7 +44,6 @@ class Tape:
         report: called with (group name, ``[B]`` norms) when a group ends. Not private.
         batch: B of the latest forward pass that records gradients; None before the first.
         part: the samples that the forward pass under way is of; None outside of one.
-        ran_natively: samples ran one at a time since the last backward.
         beside: the parameters that were used beside a forward pass since the last backward (:mod:`groupclip.beside`).
         permitted: B of the backward pass of ``engine.backward`` that is under way.
         loss_scale: what its losses are multiplied by.
@@ -56,7 +57,6 @@ class Tape:
     report: Callable[[str, Tensor], None]
     batch: int | None = None
     part: Part | None = None
-    ran_natively: bool = False
     beside: dict[Any, Tensor] = field(default_factory=dict)
     permitted: int | None = None
     loss_scale: float = 1.0
@@ -108,12 +108,6 @@ class Tape:
             yield
         finally:
             self.part, self._hooks = before, hooks
-
-    def part_here(self) -> Part | None:
-        """The samples that an operation under way is of; None beside a forward pass."""
-        if self.part is None and self.ran_natively and in_backward():  # a checkpoint computes again, to throw its bookings away
-            return Part(None, 1, 1, NATIVE)
-        return self.part
 
     def follow_checkpoint(self) -> None:
         """To be called before an operation of a forward pass saves anything.
@@ -176,7 +170,6 @@ class Tape:
             yield
         finally:
             self.permitted, self.loss_scale, self.ended = None, 1.0, set()
-            self.ran_natively = False
             self.beside.clear()
 
     def require_permission(self) -> None:
@@ -223,6 +216,26 @@ class _SideBySide:
             if tape is not None:
                 stack.enter_context(tape.on(self._part))
             return self._unpack(held)
+
+
+def refuse_reentry() -> None:
+    """In a backward pass: refuse a checkpoint that runs one of its own inside, in which nothing tells what is of which sample.
+
+    Raises:
+        UnsupportedOperation: this is inside one.
+    """
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code is CheckpointFunction.backward.__code__:
+            raise UnsupportedOperation(REENTRY)
+        frame = frame.f_back
+
+
+REENTRY = (
+    "a re-entrant checkpoint runs a backward pass of its own, in which groups would be clipped in parts: use "
+    "torch.utils.checkpoint with use_reentrant=False (transformers: gradient_checkpointing_enable("
+    "gradient_checkpointing_kwargs={'use_reentrant': False}))"
+)
 
 
 def in_backward() -> bool:
