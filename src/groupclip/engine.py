@@ -99,8 +99,8 @@ class Engine:
         if optimizer is not None:
             if self.mechanism is not None:
                 handles.append(register_optimizer_step_pre_hook(Bystanders(self._slots, optimizer)))
-            handles.append(optimizer.register_step_pre_hook(self._step.before))
-            handles.append(optimizer.register_step_post_hook(self._step.after))
+            handles.append(optimizer.register_step_pre_hook(_on_plain_tensors(self._step.before)))
+            handles.append(optimizer.register_step_post_hook(_on_plain_tensors(self._step.after)))
         return handles
 
     def _clipped(self, group: str, norms: Tensor) -> None:
@@ -138,10 +138,11 @@ class Engine:
                 None; where it held earlier micro-batches, the logical batch must be given up with :meth:`discard`.
         """
         self._require_attached()
-        check_losses(losses, self._tape.require_batch())
-        check_loss_scale(loss_scale, losses.dtype)
-        self._step.check_accumulation()
-        held = [slot.param.grad is not None for slot in self._slots]
+        with torch._C.DisableTorchFunctionSubclass():
+            check_losses(losses, self._tape.require_batch())
+            check_loss_scale(loss_scale, losses.dtype)
+            self._step.check_accumulation()
+            held = [slot.param.grad is not None for slot in self._slots]
         counted = self._amounts.counted()
         self._norms.clear()
         try:
@@ -154,7 +155,8 @@ class Engine:
                     "no private parameter took part in these losses: they were computed before attach, by another model, or under "
                     "no_grad"
                 )
-            self._step.check_landed()
+            with torch._C.DisableTorchFunctionSubclass():
+                self._step.check_landed()
         except BaseException as error:
             for slot, had in zip(self._slots, held, strict=True):
                 slot.forget_delivery()
@@ -426,6 +428,16 @@ _REPRODUCIBLE = (
     "the noise of this run comes from a seed and can be subtracted again, so no epsilon can be claimed; attach without noise= for "
     "secure noise (mechanism.epsilon(delta=..) gives the figure of the plan)"
 )
+
+
+def _on_plain_tensors(hook: Callable[..., None]) -> Callable[..., None]:
+    """The hook, with private parameters as the plain tensors that they are: nothing in it is of a sample."""
+
+    def plainly(*args: Any, **kwargs: Any) -> None:
+        with torch._C.DisableTorchFunctionSubclass():
+            hook(*args, **kwargs)
+
+    return plainly
 
 
 def _vouched_for(noise: NoiseSource) -> str:

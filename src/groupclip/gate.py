@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ from .norms import accumulation_dtype
 from .persample.base import PerSample
 from .persample.combine import combine
 from .tape import Tape, in_backward
-from .together import Part, natively
+from .together import Part, is_inside_a_transform, natively
 
 #: Autograd runs ready nodes by descending sequence number. A gate must go before everything below it, or the group
 #: would keep its memory to the end of the pass.
@@ -44,6 +44,12 @@ class Group:
     tape: Tape
     slots: list[Slot]
     gate: Gate | None = None
+
+    @property
+    def device(self) -> str:
+        """The kind of device that the parameters are on."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return self.slots[0].param.device.type
 
     def open_gate(self) -> Gate:
         """The gate that uses of this group depend on now: it stays open until its backward."""
@@ -162,10 +168,25 @@ class Gate:
         return None if total is None else slot.deliver(total)
 
 
-def in_full_precision(device: torch.device) -> AbstractContextManager[Any]:
-    """A backward pass may run inside autocast, which would compute norms from half-precision products."""
-    on = torch.is_autocast_enabled(device.type)
-    return torch.autocast(device.type, enabled=False) if on else nullcontext()
+class below:  # noqa: N801  (as torch's own contexts)
+    """Inside, in a backward pass: plain tensors below every transform, and full precision.
+
+    A backward pass may run inside autocast, which would compute norms from half-precision products.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+
+    def __enter__(self) -> None:
+        self._stack = ExitStack()
+        self._stack.enter_context(torch._C.DisableTorchFunctionSubclass())
+        if is_inside_a_transform():
+            self._stack.enter_context(natively())
+        if torch.is_autocast_enabled(self._device):
+            self._stack.enter_context(torch.autocast(self._device, enabled=False))
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
 
 
 class _GateNode(torch.autograd.Function):
@@ -180,7 +201,7 @@ class _GateNode(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, _: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        with natively(), in_full_precision(ctx.gate.group.slots[0].param.device):
+        with below(ctx.gate.group.device):
             return (None, *ctx.gate.close())
 
 
@@ -208,7 +229,7 @@ class _Use:
 
     def arrived(self, saved: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
         """The gradients of the outputs are there."""
-        if next(t.gate for operand in self.targets for t in operand).group.tape.probing:
+        if self.targets[0][0].gate.group.tape.probing:
             return
         self._check()
         if any(g is not None for g in grads):
@@ -228,7 +249,7 @@ class _Use:
                 )
 
     def _run(self, saved: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
-        with natively(), in_full_precision(next(t.slot.param.device for operand in self.targets for t in operand)):
+        with below(self.targets[0][0].gate.group.device):
             for operand, samples in zip(self.targets, self.book(saved, grads), strict=True):
                 for target in operand:
                     target.gate.book(target.slot, self.part, target.pull(samples))
