@@ -261,7 +261,7 @@ SPECIAL: dict[Any, Run] = {
     **dict.fromkeys(
         (Tensor.__bool__, Tensor.item, Tensor.__int__, Tensor.__float__, Tensor.__index__, Tensor.__complex__, Tensor.is_nonzero,
          torch.is_nonzero), _read_number),
-    Tensor.tolist: _read_all,
+    **dict.fromkeys((Tensor.tolist, Tensor.__repr__), _read_all),
     **dict.fromkeys((Tensor.numpy, Tensor.__array__, Tensor.data_ptr, Tensor.untyped_storage), _by_itself),
     F.scaled_dot_product_attention: _sdpa,
 }  # fmt: skip
