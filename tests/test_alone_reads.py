@@ -187,6 +187,20 @@ def test_into_constants_made_otherwise(name: str) -> None:
     assert wrong(model, [(drawn(4, 3, 5),), (drawn(3, 3, 5),)]) == []
 
 
+def test_a_view_and_a_change_in_place_make_nothing_new() -> None:
+    """A copy of them would be written to in the stead of what the model goes on with."""
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        table = torch.zeros(x.shape, dtype=x.dtype)
+        moved = table.add_(1)
+        moved[0, 0] = m.first(x)[0, 0]
+        table.view(-1)[5:10] = m.first(x)[0, 1]
+        table.detach().transpose(1, 2)[..., 2].copy_(m.first(x)[:, 2].detach())
+        return m.last(table)
+
+    exact(run)
+
+
 def test_a_constant_of_all_samples_stays_one_where_another_is_written_to() -> None:
     """Kept on the module from pass to pass, it is what torch alone would keep."""
 
