@@ -21,7 +21,7 @@ from .operands import Private, PrivateTensor, slots
 from .persample.base import PerSample
 from .persample.dense import Dense
 from .tape import Tape, in_backward, refuse_reentry
-from .together import NATIVE, Part
+from .together import NATIVE, Part, natively
 
 _log = logging.getLogger("groupclip")
 _said: set[str] = set()
@@ -44,17 +44,18 @@ def use_beside(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: Mapping[str
             "compute it inside the model"
         )
     own: dict[int, Tensor] = {}
-    for private in privates:
-        for slot in slots(private):
-            tape.beside[slot] = slot.group.open_gate()
-        if isinstance(private, PrivateTensor):
-            for root in private._derived.roots:
-                root.require_open()
-            own[id(private)] = private._derived.shadow
-        else:
-            slot = private._slot
-            assert slot is not None
-            own[id(private)] = slot.group.open_gate().leaf(slot)
+    with natively():  # gates are no part of a transform that the user's code is in
+        for private in privates:
+            for slot in slots(private):
+                tape.beside[slot] = slot.group.open_gate()
+            if isinstance(private, PrivateTensor):
+                for root in private._derived.roots:
+                    root.require_open()
+                own[id(private)] = private._derived.shadow
+            else:
+                slot = private._slot
+                assert slot is not None
+                own[id(private)] = slot.group.open_gate().leaf(slot)
     name = getattr(func, "__name__", str(func))
     if tape.observer is not None:
         tape.observer.used([slot.name for p in privates for slot in slots(p)], name, "one by one")

@@ -74,16 +74,21 @@ class Reads(TorchFunctionMode):
         try:
             result = run(self.part, func, args, kwargs or {})
         except NeedsOwn as needs:
-            needs.made_at = self._made.get(needs.written.untyped_storage().data_ptr())
+            needs.made_at = self._made.get(_memory(needs.written))
             raise
-        if isinstance(result, Tensor) and not self.part.holds(result) and func.__name__ != "__get__":
-            place = _position()
-            if place in self.own:
-                with natively():
-                    return self.part.logical(self.part.each(result).clone())
-            if not result.is_meta:
-                self._made[result.untyped_storage().data_ptr()] = place
+        if isinstance(result, Tensor) and self.part.on_top and not self.part.holds(result) and func.__name__ != "__get__":
+            memory, place = _memory(result), _position()
+            # A view, or the tensor itself that was changed in place, isn't made here: a copy wouldn't be what is written to.
+            if memory and memory not in {_memory(t) for t in tensors_in((args, kwargs or {})) if not self.part.holds(t)}:
+                if place in self.own:
+                    with natively():
+                        return self.part.logical(self.part.each(result).clone())
+                self._made[memory] = place
         return result
+
+
+def _memory(x: Tensor) -> int:
+    return 0 if x.is_meta else x.untyped_storage().data_ptr()
 
 
 def _position() -> Position:
@@ -261,7 +266,7 @@ SPECIAL: dict[Any, Run] = {
     **dict.fromkeys(
         (Tensor.__bool__, Tensor.item, Tensor.__int__, Tensor.__float__, Tensor.__index__, Tensor.__complex__, Tensor.is_nonzero,
          torch.is_nonzero), _read_number),
-    Tensor.tolist: _read_all,
+    **dict.fromkeys((Tensor.tolist, Tensor.__repr__), _read_all),
     **dict.fromkeys((Tensor.numpy, Tensor.__array__, Tensor.data_ptr, Tensor.untyped_storage), _by_itself),
     F.scaled_dot_product_attention: _sdpa,
 }  # fmt: skip
