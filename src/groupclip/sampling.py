@@ -11,13 +11,13 @@ import weakref
 from collections.abc import Hashable, Iterator, Sequence, Sized
 from typing import Any
 
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from groupclip.draws import drawn
 from groupclip.errors import PrivacyViolation
 from groupclip.keystream import KEY_BYTES, new_key
 from groupclip.mechanism import Mechanism
+from groupclip.naming import check_users
 from groupclip.reading import BySample, ByUser, Collate, InPaddedBatches, Piece, Reader
 
 
@@ -289,12 +289,7 @@ def _by_user(
         raise ValueError(
             f"users has {len(users)} entries for {size} samples: give one a sample, in the data set's order"
         )
-    strange = next((user for user in users if isinstance(user, Tensor) or user != user), None)
-    if strange is not None:
-        raise ValueError(
-            f"users holds {strange!r}, which doesn't equal itself as another entry: samples of one user would count as of several. "
-            "Name each sample's user by a text or a whole number (tensor.tolist())"
-        )
+    check_users(users)
     if padded:
         raise ValueError("padded=True isn't available for users: their micro-batches have the shapes of their users")
     if samples_per_user is not None and samples_per_user < 1:

@@ -349,6 +349,12 @@ ACCOUNTING = (
         ("draws.py", "            return indices[chosen]", "            return indices[:most]"),
     ),
     mutant(
+        "one user written in two ways counted twice",
+        "what a user adds is bounded, whatever way the user's name is written",
+        "tests/test_naming.py",
+        ("naming.py", "if first != name:", "if False:"),
+    ),
+    mutant(
         "filling that counts",
         "what fills a padded batch up adds nothing",
         "tests/test_draws.py",
