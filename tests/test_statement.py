@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from groupclip.errors import PrivacyViolation
+from groupclip.figures import figure
 from groupclip.ledger import Ledger
 from groupclip.mechanism import Mechanism
 from groupclip.partition import partition
 from groupclip.statement import PrivacyRecord, model_card
-from groupclip.wording import figure
 
 PLAN = Mechanism(dataset_size=50_000, expected_batch_size=1_000, steps=250, noise_multiplier=1.01)
 

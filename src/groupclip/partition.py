@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
-
-from torch import nn
-from torch.nn.parameter import is_lazy
+from typing import TYPE_CHECKING, Any
 
 from .errors import CoverageError
-from .styles import PLANNED, computed, mapped, named_style
+
+if TYPE_CHECKING:
+    from torch import nn
 
 METHODS = ("auto", "gram", "instantiated")
 FORMAT = "groupclip-partition-1"
@@ -230,6 +229,12 @@ def partition(
     parameter, claims one twice or matches nothing, and a model in which nothing trains; ``TypeError`` for a
     style of another type and for group names that aren't strings.
     """
+    # here, so that what only counts epsilon doesn't wait for torch
+    from torch import nn
+    from torch.nn.parameter import is_lazy
+
+    from .styles import PLANNED, computed, mapped, named_style
+
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}

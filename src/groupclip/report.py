@@ -14,8 +14,8 @@ from html import escape
 from typing import Any
 
 from . import plots
+from .figures import figure
 from .partition import Partition
-from .wording import figure
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ import pytest
 from groupclip import Mechanism
 from groupclip.cli import main
 from groupclip.cli.app import run
-from groupclip.wording import figure
+from groupclip.figures import figure
 
 PAPER = ["--dataset-size", "50000", "--batch-size", "1000", "--epochs", "5", "--delta", "1e-5"]
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from ..run import Beginning
-from ..wording import figure
+from ..figures import figure
 from .signals import StopOnSignal
+
+if TYPE_CHECKING:
+    from ..run import Beginning
 
 
 class Terminal:

@@ -6,18 +6,18 @@ import dataclasses
 import itertools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
 
-from .. import run
 from ..allocation import ALLOCATIONS
-from ..wording import figure
+from ..figures import figure
 from .arguments import ACCOUNTANT, arguments_at_fault, parse_adaptive, parse_options, parse_thresholds, print_json
 from .plan import SAMPLING
-from .progress import Terminal
 from .signals import StopOnSignal
+
+if TYPE_CHECKING:
+    from ..run import Outcome
 
 SETTINGS = (
     click.option("--task", help="digits, mnist, fashion-mnist, imagefolder:PATH or csv:PATH."),
@@ -96,6 +96,11 @@ def train(
       groupclip train --config runs/digits/run.yaml
       groupclip train --resume runs/digits
     """
+    from rich.console import Console
+
+    from .. import run
+    from .progress import Terminal
+
     with arguments_at_fault():
         request = _request({} if config is None else run.read_yaml(config), given)
         if resume is not None:
@@ -145,7 +150,7 @@ def _free_folder(request: Mapping[str, Any]) -> Path:
     return next(path for n in itertools.count(1) if not (path := Path("runs") / f"{task}-{n}").exists())
 
 
-def _summarise(outcome: run.Outcome) -> None:
+def _summarise(outcome: Outcome) -> None:
     if outcome.test_accuracy is not None:
         click.echo(f"test accuracy  {outcome.test_accuracy:.1%} on held-out records")
     click.echo(

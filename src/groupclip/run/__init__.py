@@ -4,10 +4,11 @@ from . import start
 outcome = start({"task": "digits", "epsilon": 3, "clipping": "uniform:2"}, Path("runs/digits")).train()
 """
 
+from ..epochs import steps_of
 from .config import RunConfig, read_yaml
 from .errors import ConfigError, RunFailed, RunInterrupted
 from .observer import Beginning, Nobody, Observer
-from .resolve import resolve, steps_of
+from .resolve import resolve
 from .train import CHECKPOINT_SECONDS, Outcome, Run, resume, start
 
 __all__ = [

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ..mechanism import MOST_STEPS
+from ..epochs import steps_of
 from ..spent import default_delta
 from ..tasks import Task
 from .config import RunConfig
@@ -21,6 +21,7 @@ def resolve(request: Mapping[str, Any], task: Task) -> RunConfig:
 
     Raises:
         ConfigError: no epsilon, or an expected batch larger than the data set.
+        ValueError: epochs that mean more steps than a mechanism may have.
     """
     if "epsilon" not in request:
         raise ConfigError("no epsilon is given: say how much privacy the run may spend, e.g. --epsilon 3")
@@ -52,11 +53,3 @@ def resolve(request: Mapping[str, Any], task: Task) -> RunConfig:
     }
     given = {key: value for key, value in request.items() if key != "epochs"}
     return RunConfig(**{**defaults, **given})
-
-
-def steps_of(epochs: float, size: int, batch: float) -> int:
-    """Steps in which each sample is drawn ``epochs`` times on average; rounded up, at least 1."""
-    steps = epochs * size / batch
-    if not steps <= MOST_STEPS:
-        raise ConfigError(f"epochs={epochs:g} means {steps:.3g} steps, more than {MOST_STEPS:,}; use fewer")
-    return max(1, math.ceil(round(steps, 9)))
