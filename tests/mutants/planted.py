@@ -437,7 +437,7 @@ ACCOUNTING = (
         "the printed figure is never better than the proven one",
         "tests/test_statement.py",
         (
-            "wording.py",
+            "figures.py",
             "rounded = math.ceil(epsilon / unit - 1e-9) * unit",
             "rounded = math.floor(epsilon / unit) * unit",
         ),
