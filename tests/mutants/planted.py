@@ -355,6 +355,12 @@ ACCOUNTING = (
         ("naming.py", "if first != name:", "if False:"),
     ),
     mutant(
+        "workers that are copies of the main process",
+        "the key of sampling stays in the process that draws",
+        "tests/test_workers.py",
+        ("workers.py", 'multiprocessing_context="spawn"', 'multiprocessing_context="fork"'),
+    ),
+    mutant(
         "filling that counts",
         "what fills a padded batch up adds nothing",
         "tests/test_draws.py",
