@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 
 from .signals import INTERRUPTED, STOPPED, end_quietly
@@ -20,6 +21,8 @@ def main() -> None:
                 f"groupclip: the command line needs {error.name}, which isn't installed; run: pip install 'groupclip[cli]'"
             )
         from .app import run
+
+        logging.basicConfig(format="%(name)s: %(message)s")
 
         sys.exit(run(sys.argv[1:]))
     except KeyboardInterrupt:  # before the command began

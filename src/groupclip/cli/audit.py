@@ -37,7 +37,8 @@ from .task import task_options
     "--canaries", type=click.IntRange(min=0), help="In the run; 0: no run. Default: enough to exceed the claim."
 )
 @click.option("--confidence", type=float, default=0.99, show_default=True, help="Of each of the two bounds.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, and no progress.")
+@click.option("--quiet", is_flag=True, help="No progress.")
 def audit(
     folder: Path | None,
     thresholds: str | None,
@@ -46,6 +47,7 @@ def audit(
     canaries: int | None,
     confidence: float,
     as_json: bool,
+    quiet: bool,
     **given: Any,  # settings of the run, by their names
 ) -> None:
     """Attack a task's plan: one step many times on made-up neighbours, then one run with made-up canaries.
@@ -62,7 +64,11 @@ def audit(
       groupclip audit --task digits --clipping layer-wise --epsilon 3 --trials 10000 --canaries 0
     """
     with arguments_at_fault():
+        from rich.console import Console
+
         from . import audited
+
+        console = Console(stderr=True, quiet=quiet or as_json, highlight=False)
 
         settings = {**given, "thresholds": parse_thresholds(thresholds)}
         if folder is not None:
@@ -73,9 +79,9 @@ def audit(
         claimed = plan.spent(delta=delta, accountant=asked.config.accountant)
         if canaries is None:
             canaries = audited.enough(asked.task, claimed.epsilon, delta, confidence)
-        found: dict[str, Any] = {"step": audited.step(asked, plan, trials, confidence)}
+        found: dict[str, Any] = {"step": audited.step(asked, plan, trials, confidence, console)}
         if canaries:
-            found["run"] = audited.whole_run(asked, plan, canaries, confidence)
+            found["run"] = audited.whole_run(asked, plan, canaries, confidence, console)
     if as_json:
         facts = {"task": asked.config.task, "model": asked.config.model, "clipping": asked.config.clipping}
         reports = {name: _facts(report) for name, report in found.items()}
