@@ -175,9 +175,10 @@ def test_lengths_of_an_example_stand_for_those_of_a_larger_batch() -> None:
     one, two = (gc.plan(model, batch, groups=1, loss=squares, samples=n).curve.peak for n in (B, 2 * B))
     assert two == pytest.approx(2 * one, rel=0.2)
     tall = torch.randn(2 * B, T, 3), torch.tensor([5, 5, 4, 4, 2, 2, 1, 1])
-    assert gc.plan(model, tall, groups=1, loss=squares).curve == gc.plan(
-        model, batch, groups=1, loss=squares, samples=2 * B
-    ).curve
+    assert (
+        gc.plan(model, tall, groups=1, loss=squares).curve
+        == gc.plan(model, batch, groups=1, loss=squares, samples=2 * B).curve
+    )
 
 
 class Asks(nn.Module):
@@ -225,7 +226,11 @@ def test_numbers_that_the_program_makes_are_known() -> None:
         steps = torch.tensor([4, 2, 1])
         assert steps.cumsum(0).tolist() == [4, 6, 7]
         assert int(torch.arange(5).flip(0)[0]) == 4
-        assert (torch.zeros(3, dtype=torch.bool) | torch.ones(3, dtype=torch.bool)).nonzero().flatten().tolist() == [0, 1, 2]
+        assert (torch.zeros(3, dtype=torch.bool) | torch.ones(3, dtype=torch.bool)).nonzero().flatten().tolist() == [
+            0,
+            1,
+            2,
+        ]
         grid = torch.zeros(4, dtype=torch.int64)
         grid[steps[1]] = 7
         assert grid.tolist() == [0, 0, 7, 0]

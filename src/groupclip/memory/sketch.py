@@ -32,6 +32,8 @@ from .blanks import META, blank
 from .integers import CPU, FACTORIES, READ, Integers
 
 aten = torch.ops.aten
+
+
 class _Answers(TorchDispatchMode):
     """Runs everything on the meta device, and answers what can't be known without numbers."""
 
@@ -43,7 +45,8 @@ class _Answers(TorchDispatchMode):
         self._outputs: dict[Any, Any] = {}  # of operations that were run on such operands before
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with torch._C.DisableTorchFunction():  # in a backward pass, a pretence would answer for the tensors looked at here
+        # In a backward pass, a pretence would answer for the tensors that are looked at here.
+        with torch._C.DisableTorchFunction():
             return self._answer(func, args, dict(kwargs or {}))
 
     def _answer(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
