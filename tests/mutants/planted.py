@@ -361,6 +361,18 @@ ACCOUNTING = (
         ("workers.py", 'multiprocessing_context="spawn"', 'multiprocessing_context="fork"'),
     ),
     mutant(
+        "hidden copies trained on",
+        "one record counts once",
+        "tests/tasks/test_tasks_imagefolder.py",
+        ("tasks/finding.py", 'if name.startswith("."):', "if False:"),
+    ),
+    mutant(
+        "training images held out",
+        "what is measured without noise is measured on no training record",
+        "tests/tasks/test_tasks_imagefolder.py",
+        ("tasks/imagefolder.py", "    if shared:\n", "    if False:\n"),
+    ),
+    mutant(
         "filling that counts",
         "what fills a padded batch up adds nothing",
         "tests/test_draws.py",

@@ -169,6 +169,13 @@ def test_one_text_in_two_unicode_forms_stays_on_one_side(tmp_path):
     assert not train & test and len(train | test) == 60
 
 
+@pytest.mark.parametrize("option", ["test", "public"])
+def test_the_training_file_is_neither_held_out_nor_public(tmp_path, option):
+    (tmp_path / "link.csv").symlink_to(write(tmp_path / "a.csv"))
+    with pytest.raises(ValueError, match=rf"option {option} is the training file itself"):
+        load_task("csv", data=tmp_path / "a.csv", options=TaskOptions(**{option: tmp_path / "link.csv"}))
+
+
 def test_missing_files(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no file .*gone\.csv\. It should be a CSV file with a header"):
         load_task("csv", data=tmp_path / "gone.csv")

@@ -53,6 +53,9 @@ def load_csv(path: Path, options: TaskOptions) -> Task:
     if len(set(given)) < len(given):
         raise ValueError(f"option classes names a class twice: {list(given)}")
     rows = _read(path, text_column, label_column, user_column)
+    for option, other in (("test", options.test), ("public", options.public)):
+        if other is not None and Path(other).exists() and path.samefile(other):
+            raise ValueError(f"option {option} is the training file itself, {path}: what is measured there is told without noise")
     if options.test is None:
         keys = [plain(row.text) if user_column is None else row.user for row in rows]
         train = [row for row, key in zip(rows, keys, strict=True) if not held_out(key)]

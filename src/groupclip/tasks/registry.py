@@ -9,7 +9,7 @@ from .csvtext import load_csv
 from .digits import load_digits
 from .imagefolder import load_imagefolder
 from .mnist import FASHION_MNIST, MNIST, load_mnist
-from .spec import Task, TaskOptions
+from .spec import Task, TaskOptions, Told
 
 # name -> the options that mean something to it
 TASKS: dict[str, tuple[str, ...]] = {
@@ -21,10 +21,18 @@ TASKS: dict[str, tuple[str, ...]] = {
 }
 
 
-def load_task(name: str, data: str | Path | None = None, options: TaskOptions | None = None) -> Task:
+def load_task(
+    name: str,
+    data: str | Path | None = None,
+    options: TaskOptions | None = None,
+    *,
+    workers: int = 0,
+    told: Told | None = None,
+) -> Task:
     """Load a task by name; all but ``digits`` need the path of their data.
 
-    The path stands after a colon (``csv:reviews.csv``) or in ``data``.
+    The path stands after a colon (``csv:reviews.csv``) or in ``data``. ``workers``: threads that decode images here.
+    ``told``: of how many images are decoded, and how many there are.
 
     Raises:
         ValueError: unknown task, a path too many or too few, an option that the task has no use for,
@@ -57,6 +65,6 @@ def load_task(name: str, data: str | Path | None = None, options: TaskOptions | 
         case "fashion-mnist":
             return load_mnist(FASHION_MNIST, path)
         case "imagefolder":
-            return load_imagefolder(path, options)
+            return load_imagefolder(path, options, workers, told)
         case _:
             return load_csv(path, options)

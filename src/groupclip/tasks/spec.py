@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -40,23 +40,54 @@ class TaskOptions:
 
 
 class ImageFiles(Dataset[tuple[Tensor, Tensor]]):
-    """Image files decoded when asked for, as float32 ``[3, size, size]`` in [-1, 1], with int64 labels."""
+    """Image files that were all decoded once, as float32 ``[3, size, size]`` in [-1, 1], with int64 labels.
 
-    def __init__(self, paths: tuple[Path, ...], labels: tuple[int, ...], size: int) -> None:
+    held: what was decoded then (uint8, or float32 in 0..255), if memory had room for it; else files are decoded when asked for.
+    digests: of their contents then. Indexing raises :class:`UnreadableImages` for a file that isn't what it was.
+    """
+
+    def __init__(
+        self,
+        paths: tuple[Path, ...],
+        labels: tuple[int, ...],
+        size: int,
+        digests: tuple[bytes, ...],
+        held: tuple[Tensor, ...] | None = None,
+    ) -> None:
         self.paths = paths
         self.labels = labels
         self.size = size
+        self.digests = digests
+        self.held = held
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        from .imagefolder import decode
+        from .images import again
+        from .pictures import as_input
 
-        return decode(self.paths[index], self.size), torch.tensor(self.labels[index])
+        pixels = again(self.paths[index], self.size, self.digests[index]) if self.held is None else self.held[index]
+        return as_input(pixels), torch.tensor(self.labels[index])
+
+
+class UnreadableImages(ValueError):
+    """Files that can't be decoded. ``listed``: one line for each, without advice."""
+
+    def __init__(self, bad: Sequence[tuple[Path, str]], advice: str) -> None:
+        self._told = (tuple(bad), advice)
+        self.listed = "\n".join(f"  {path}: {reason}" for path, reason in bad)
+        count = f"{len(bad)} files" if len(bad) > 1 else "a file"
+        super().__init__(f"{count} can't be read as an image:\n{self.listed}\n{advice}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self._told, self.__dict__  # a worker raises it too
 
 
 Records = TensorDataset | ImageFiles
+
+Told = Callable[[int, int], None]
+"""Told of work that goes on: how much of it is done, and how much there is."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -70,6 +101,7 @@ class Task:
     input_shape: of one input, (C, H, W) for images or (T,) for token ids.
     vocabulary: number of token ids (0 is padding) for text, else None.
     description: JSON-able facts for reports: no path, no statistic of the records but their number.
+    remarks: what was left out, and why, for whoever owns the data; it goes into no file.
     """
 
     name: str
@@ -82,6 +114,7 @@ class Task:
     classes: tuple[str, ...]
     vocabulary: int | None = None
     description: Mapping[str, object] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
 
     @property
     def num_classes(self) -> int:
