@@ -154,6 +154,10 @@ def test_the_reading_of_the_figure(sigma, reading):
 def test_a_delta_that_means_nothing_is_said_to():
     assert "MORE than one in the number of samples (50,000)" in record(delta=1e-4).text()
     assert "MORE than" not in record().text()
+    for just in (1 / 50_000, 2e-5):
+        assert "as much as one in the number of samples (50,000)" in record(delta=just).text()
+        assert "less than one in" not in record(delta=just).text()
+    assert "less than one in the number of samples" in record(delta=1.99e-5).text()
 
 
 @pytest.mark.parametrize("factor", [0.999, 0.5])

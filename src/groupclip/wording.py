@@ -106,11 +106,13 @@ def _meaning(record: PrivacyRecord) -> str:
     assert spent is not None
     factor = figure(math.exp(spent.epsilon)) if spent.epsilon < 50 else f"e^{figure(spent.epsilon)}"
     unit = record.mechanism.unit
-    odds = "" if record.delta > 1 / record.mechanism.dataset_size else f", less than one in the number of {unit}s"
+    size = record.mechanism.dataset_size
+    odds = f", less than one in the number of {unit}s" if record.delta < 1 / size else ""
+    much = "MORE than" if record.delta > 1 / size else "as much as"
     lax = (
         ""
         if odds
-        else f" That is MORE than one in the number of {unit}s ({record.mechanism.dataset_size:,}), and so too lax: "
+        else f" That is {much} one in the number of {unit}s ({size:,}), and so too lax: "
         "state epsilon at a smaller delta."
     )
     return (

@@ -154,7 +154,7 @@ def test_the_plan_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         (["--epsilon", "-1"], "epsilon"),
         (["--trials", "1"], "trials"),
         (["--noise-multiplier", "1"], "give either --epsilon or --noise-multiplier"),
-        (["--sampling", "without-replacement"], "use adjacency='replace-one'"),
+        (["--sampling", "without-replacement"], "use --adjacency='replace-one'"),
     ],
 )
 def test_wrong_arguments(wrong: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -56,7 +56,7 @@ def test_sampling_noise_and_thresholds_are_options(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--sampling", "without-replacement"], "use adjacency='replace-one'"),
+        (["--sampling", "without-replacement"], "use --adjacency='replace-one'"),
         (["--adaptive", "much"], "--adaptive 'much' can't be read"),
         (["--adaptive", "quantile=2"], "quantile=2.0 must be in (0, 1)"),
         (["--sampling", "shuffled"], "'shuffled' is not one of"),
@@ -139,6 +139,9 @@ def test_thresholds_and_options_are_read(tmp_path):
         (["--resume", "nowhere"], "there is no folder nowhere to resume"),
         (["--resume", "full", "--out", "other"], "leave --out out"),
         (["--out", "new", "--no-such-option"], "No such option"),
+        (["--out", "new", "--delta", "0.001"], "at most --delta=1e-05; if it is meant, ask for it by name: --lax-delta\n"),
+        (["--out", "new", "--task", "csv:columns.csv"], "Name yours: --task-option text_column=..., --task-option label_co"),
+        (["--out", "new", "--task-option", "test=a"], "--task-option test=/"),
     ],
 )
 def test_a_wrong_argument_is_exit_code_2_and_nothing_is_written(tmp_path, monkeypatch, capsys, extra, message):
@@ -146,6 +149,7 @@ def test_a_wrong_argument_is_exit_code_2_and_nothing_is_written(tmp_path, monkey
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "kept.txt").write_text("kept")
     (tmp_path / "file").write_text("kept")
+    (tmp_path / "columns.csv").write_text("words,label\na,b\n")
     (tmp_path / "odd.yaml").write_text("learning_rate: 1\n")
     before = sorted(p.relative_to(tmp_path) for p in tmp_path.rglob("*"))
     given = [a for pair in zip(SMALL[::2], SMALL[1::2], strict=True) if pair[0] not in extra for a in pair]

@@ -9,12 +9,13 @@ from typing import Any
 import click
 
 from .arguments import ACCOUNTANT, arguments_at_fault, parse_thresholds, print_json
+from .options import told
 from .plan import sampling_options
 from .plan import text as plan_text
 from .task import task_options
 
 
-@click.command()
+@click.command(epilog=told())
 @task_options
 @click.option(
     "--run", "folder", type=click.Path(path_type=Path), metavar="OUT", help="Audit the plan of a run, as it is."

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 _OPTIONS = (
     click.option("--task", help="digits, mnist, fashion-mnist, imagefolder:PATH or csv:PATH."),
     click.option("--data", type=click.Path(path_type=Path), help="Path of the task's files, if it isn't in --task."),
-    click.option("--task-option", multiple=True, metavar="NAME=VALUE", help="E.g. text_column=review; repeatable."),
+    click.option("--task-option", multiple=True, metavar="NAME=VALUE", help="Repeatable; a list of them is below."),
     click.option("--model", help="As for groupclip train; default: the task's own."),
-    click.option("--model-option", multiple=True, metavar="NAME=VALUE", help="E.g. patch_size=4; repeatable."),
+    click.option("--model-option", multiple=True, metavar="NAME=VALUE", help="Repeatable; a list of them is below."),
     click.option("--clipping", help="Style of the groups, as for groupclip train."),
 )
 

@@ -13,6 +13,7 @@ import click
 from ..allocation import ALLOCATIONS
 from ..figures import figure
 from .arguments import ACCOUNTANT, arguments_at_fault, parse_adaptive, parse_options, parse_thresholds, print_json
+from .options import told
 from .plan import SAMPLING
 from .signals import StopOnSignal
 
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
 SETTINGS = (
     click.option("--task", help="digits, mnist, fashion-mnist, imagefolder:PATH or csv:PATH."),
     click.option("--data", help="Path of the task's files, if it isn't in --task."),
-    click.option("--task-option", multiple=True, metavar="NAME=VALUE", help="E.g. text_column=review; repeatable."),
+    click.option("--task-option", multiple=True, metavar="NAME=VALUE", help="Repeatable; a list of them is below."),
     click.option("--model", help="vit-micro, vit-tiny, vit-small, vit-base, vit-large, cnn-small, mlp, text-small ..."),
-    click.option("--model-option", multiple=True, metavar="NAME=VALUE", help="E.g. patch_size=4; repeatable."),
+    click.option("--model-option", multiple=True, metavar="NAME=VALUE", help="Repeatable; a list of them is below."),
     click.option("--clipping", help="Style of the groups: all-layer, layer-wise, block-wise, uniform:M ..."),
     click.option("--clip", help="Clip function: automatic (default), abadi, flat-normalised, global."),
     click.option("--thresholds", help="R (default 1; R_m = R/sqrt(M)), or R_1,..,R_M, or GROUP=R_m,..."),
@@ -36,6 +37,7 @@ SETTINGS = (
     *SAMPLING,
     click.option("--epsilon", type=float, help="What the whole run may spend."),
     click.option("--delta", type=float, help="Default: min(1e-5, 1 / (2 * number of samples))."),
+    click.option("--lax-delta", is_flag=True, default=None, help="Take a delta of 1 / (number of samples) or more."),
     ACCOUNTANT,
     click.option("--epochs", type=float, help="How often each sample is drawn on average; or give --steps."),
     click.option("--steps", type=int, help="Number of optimizer steps."),
@@ -61,7 +63,7 @@ def _settings(command: Any) -> Any:
     return command
 
 
-@click.command(context_settings={"show_default": False})
+@click.command(context_settings={"show_default": False}, epilog=told())
 @_settings
 @click.option("--config", type=click.Path(path_type=Path), help="Settings in YAML, such as a run's run.yaml.")
 @click.option(

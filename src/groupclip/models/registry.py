@@ -113,7 +113,7 @@ def build_model(
     given = {"patch_size": patch_size, "image_size": image_size, "activation": activation}
     for option, value in given.items():
         if value is not None and option not in spec.options:
-            raise ValueError(f"option {option}={value} means nothing to model '{name}'; "
+            raise ValueError(f"{option}={value} means nothing to model '{name}'; "
                              f"its options: {', '.join(spec.options) or 'none'}")  # fmt: skip
     if activation not in (None, "relu", "tanh"):
         raise ValueError(f"activation={activation!r} must be 'relu' or 'tanh'")

@@ -35,6 +35,7 @@ class RunConfig:
     clip: the clip function. thresholds: R, or R_1..R_M, or a mapping from group to R_m.
     adaptive: options of :class:`groupclip.Adaptive`, whose thresholds begin at ``thresholds``; none: they are fixed.
     epsilon, delta: what all steps together may spend. steps: planned optimizer steps.
+    lax_delta: a delta of 1/n or more, for n samples, is meant.
     sampling, adjacency, max_batch_size: as for :class:`groupclip.Mechanism`. accountant: by which the noise is calibrated; None
         for the one that needs least. allocation: how noise is shared among the groups. hardened: noise on a grid.
     batch_size: the EXPECTED size of a batch (users count where the task says whose its records are). microbatch: most samples
@@ -57,6 +58,7 @@ class RunConfig:
     adaptive: Mapping[str, float] = field(default_factory=dict)
     epsilon: float
     delta: float
+    lax_delta: bool = False
     sampling: str = "poisson"
     adjacency: str = "add-or-remove-one"
     max_batch_size: int | None = None
@@ -172,7 +174,7 @@ def _checked(key: str, value: Any) -> Any:
             return _one_of(key, value, ACCOUNTANTS)
         case "allocation":
             return _one_of(key, value, ALLOCATIONS)
-        case "hardened":
+        case "hardened" | "lax_delta":
             return _yes_or_no(key, value)
         case "adaptive":
             return {name: _real(f"{key}.{name}", v) for name, v in _known(key, value, ADAPTIVE_OPTIONS).items()}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..epochs import steps_of
-from ..spent import default_delta
+from ..spent import default_delta, told_lax
 from ..tasks import Task
 from .config import RunConfig
 from .errors import ConfigError
@@ -53,3 +53,13 @@ def resolve(request: Mapping[str, Any], task: Task) -> RunConfig:
     }
     given = {key: value for key, value in request.items() if key != "epochs"}
     return RunConfig(**{**defaults, **given})
+
+
+def refuse_lax_delta(config: RunConfig, task: Task) -> None:
+    """Raise ConfigError where delta is 1/n or more, unless that is asked for by name (``lax_delta``)."""
+    told = told_lax(config.delta, task.units, task.unit)
+    if told and not config.lax_delta:
+        raise ConfigError(
+            f"delta={config.delta:g} is {told}, so the run's epsilon would promise nothing. Ask for at most "
+            f"delta={default_delta(task.units):.3g}; if it is meant, ask for it by name: lax_delta=true"
+        )

@@ -25,7 +25,7 @@ from .metrics import cut_torn_row, read_rows, steps_told
 from .observer import Beginning, Nobody, Observer
 from .pretraining import check_pretrainable, pretrained
 from .release import write_release, write_report
-from .resolve import resolve
+from .resolve import refuse_lax_delta, resolve
 
 CHECKPOINT_SECONDS = 30.0
 _HEADING = "Every setting of this run. To do it again: groupclip train --config run.yaml --out OTHER"
@@ -65,6 +65,7 @@ def start(request: Mapping[str, Any], out: Path, *, checkpoint_seconds: float = 
     refuse_used(out)
     task = _load(checked)
     config = resolve(checked, task)
+    refuse_lax_delta(config, task)
     trainer = build(config, task)
     check_pretrainable(config, trainer.model)
     folder = new_folder(out)

@@ -51,7 +51,7 @@ def load_csv(path: Path, options: TaskOptions) -> Task:
     user_column = options.user_column
     given = tuple(map(plain, options.classes or ()))
     if len(set(given)) < len(given):
-        raise ValueError(f"option classes names a class twice: {list(given)}")
+        raise ValueError(f"classes={','.join(given)} names a class twice")
     rows = _read(path, text_column, label_column, user_column)
     for option, other in (("test", options.test), ("public", options.public)):
         if other is not None and Path(other).exists() and path.samefile(other):
@@ -62,7 +62,9 @@ def load_csv(path: Path, options: TaskOptions) -> Task:
         test = [row for row, key in zip(rows, keys, strict=True) if held_out(key)]
         if not train or not test:
             kind = "row(s)" if user_column is None else "user(s)"
-            raise ValueError(f"{path} has {len(set(keys))} {kind}, too few to hold out one in five; set option test")
+            raise ValueError(
+                f"{path} has {len(set(keys))} {kind}, too few to hold out one in five; give a file of their own, test=PATH"
+            )
     else:
         train, test = rows, _read(Path(options.test), text_column, label_column)
     public = None if options.public is None else _read(Path(options.public), text_column, label_column)
@@ -75,7 +77,7 @@ def load_csv(path: Path, options: TaskOptions) -> Task:
     for file, row in ((file, row) for file, part in files for row in part):
         if row.label not in number:
             raise ValueError(
-                f"{file}, line {row.line}: label {row.label!r} is none of the classes {list(classes)}; list it in option classes"
+                f"{file}, line {row.line}: label {row.label!r} is none of the classes {list(classes)}; list it: classes=A,B,..."
             )
 
     def records(part: Rows) -> TensorDataset:

@@ -48,7 +48,7 @@ def load_task(
         raise ValueError(f"unknown task '{kind}'; {hint}Tasks: {known}")
     if idle := [option for option in options.given() if option not in TASKS[kind]]:
         usable = ", ".join(TASKS[kind]) or "none"
-        raise ValueError(f"option {idle[0]} means nothing to task '{kind}'; its options: {usable}")
+        raise ValueError(f"task option {idle[0]}={getattr(options, idle[0])} means nothing to task '{kind}'; its options: {usable}")
     if colon and data is not None:
         raise ValueError(f"task '{name}' has a path already, and data={str(data)!r} is another; give one")
     path = after if colon else data

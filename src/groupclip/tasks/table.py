@@ -106,6 +106,6 @@ def _column(path: Path, header: list[str], name: str) -> int:
         found = "no" if plain(name) not in names else "more than one"
         raise ValueError(
             f"{path}, line 1: {found} column '{name}'; its columns are {header}. "
-            "Set text_column, label_column and, if users are protected, user_column"
+            "Name yours: text_column=..., label_column=... and, if users are protected, user_column=..."
         )
     return names.index(plain(name))
