@@ -202,3 +202,24 @@ def test_the_tokenizer_is_the_same_in_every_process():
     }
     assert runs == {f"{HashTokenizer().ids('private data!')}\n"}
     assert HashTokenizer().ids("private data!") == [4198, 2898, 6514]  # another hash would silently break saved models
+
+
+def test_the_beginnings_of_longer_words_are_words_of_their_own():
+    plain, tokenizer = HashTokenizer(vocabulary=1000), HashTokenizer(vocabulary=1000, max_length=3, prefix=4)
+    moving, movies = tokenizer.ids("moving"), tokenizer.ids("movies")
+    assert (len(moving), len(movies)) == (2, 2)
+    assert moving[1] == movies[1] and moving[0] != movies[0]
+    assert moving[0] == plain.ids("moving")[0]
+    assert moving[1] != plain.ids("movi")[0]  # that is a word
+    assert tokenizer.ids("a film, movies") == [*plain.ids("a film ,")][:3]  # three words, none longer than four letters
+    assert tokenizer.encode(["movies", ""]).tolist() == [[*movies, 0, 0, 0, 0], [0] * 6]
+    with pytest.raises(ValueError, match="prefix=-1 must be at least 0 letters"):
+        HashTokenizer(prefix=-1)
+
+
+def test_prefixes_of_a_file(tmp_path):
+    options = TaskOptions(max_length=10, prefix=4)
+    task = load_task("csv", data=write(tmp_path / "a.csv"), options=options)
+    assert task.input_shape == (20,)
+    assert task.train.tensors[0].shape[1] == 20
+    assert "and the first 4 letters of longer ones, hashed into 8191 buckets" in task.description["preprocessing"]

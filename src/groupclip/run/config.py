@@ -22,7 +22,7 @@ ADAPTIVE_OPTIONS = ("quantile", "rate", "share")
 MODEL_OPTIONS = ("patch_size", "image_size", "activation")
 _LISTS = ("classes",)
 PATH_OPTIONS = ("test", "public")
-_WHOLE = ("image_size", "patch_size", "max_length", "vocabulary")
+_WHOLE = {"image_size": 1, "patch_size": 1, "max_length": 1, "vocabulary": 1, "prefix": 0}  # the least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,7 +260,7 @@ def _known(key: str, value: Any, names: tuple[str, ...]) -> Mapping[str, Any]:
 
 def _option(key: str, name: str, value: Any) -> Any:
     if name in _WHOLE:
-        return _whole(key, int(value) if isinstance(value, str) and value.isdecimal() else value, least=1)
+        return _whole(key, int(value) if isinstance(value, str) and value.isdecimal() else value, least=_WHOLE[name])
     if name in _LISTS:
         items = value.split(",") if isinstance(value, str) else value
         if not isinstance(items, (list, tuple)):

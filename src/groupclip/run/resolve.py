@@ -11,7 +11,20 @@ from ..spent import default_delta, told_lax
 from ..tasks import Task
 from .config import RunConfig
 from .errors import ConfigError
-from .recipes import EVALUATIONS, recipe
+from .recipes import EVALUATIONS, KINDS, recipe
+
+
+def advised_reading(request: Mapping[str, Any]) -> dict[str, Any]:
+    """``request`` with the options that the recipe advises for the reading of its task, before the task is loaded.
+
+    What the person gave stays.
+    """
+    kind = KINDS.get(request["task"])
+    if kind is None:
+        return dict(request)
+    advised = recipe(request["task"], kind, request.get("model")).task_options
+    options = {**advised, **request.get("task_options", {})}
+    return {**request, "task_options": options} if options else dict(request)
 
 
 def resolve(request: Mapping[str, Any], task: Task) -> RunConfig:
@@ -27,7 +40,10 @@ def resolve(request: Mapping[str, Any], task: Task) -> RunConfig:
         raise ConfigError("no epsilon is given: say how much privacy the run may spend, e.g. --epsilon 3")
     advised = recipe(task.name, task.kind, request.get("model"))
     size, many = task.units, "training samples" if task.unit == "sample" else "users"
-    usual = size if request.get("sampling") == "full-batch" else min(advised.batch_size, max(1, size // 2))
+    # somebody who names the size of a batch, or a cap, wants batches to be sampled
+    sampled = not request.keys().isdisjoint(("batch_size", "max_batch_size"))
+    sampling = request.get("sampling", "poisson" if sampled else advised.sampling)
+    usual = size if sampling == "full-batch" else min(advised.batch_size, max(1, size // 2))
     batch = request.get("batch_size", usual)
     if batch > size:
         raise ConfigError(f"batch_size={batch} is larger than the {size} {many}; use at most that many")
@@ -35,8 +51,9 @@ def resolve(request: Mapping[str, Any], task: Task) -> RunConfig:
     defaults = {
         "model": advised.model,
         "clipping": advised.clipping,
-        "clip": "automatic",
-        "thresholds": 1.0,
+        "clip": advised.clip,
+        "thresholds": advised.thresholds,
+        "sampling": sampling,
         "delta": default_delta(size),
         "batch_size": batch,
         "steps": steps,

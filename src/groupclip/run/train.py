@@ -25,7 +25,7 @@ from .metrics import cut_torn_row, read_rows, steps_told
 from .observer import Beginning, Nobody, Observer
 from .pretraining import check_pretrainable, pretrained
 from .release import write_release, write_report
-from .resolve import refuse_lax_delta, resolve
+from .resolve import advised_reading, refuse_lax_delta, resolve
 
 CHECKPOINT_SECONDS = 30.0
 _HEADING = "Every setting of this run. To do it again: groupclip train --config run.yaml --out OTHER"
@@ -63,6 +63,7 @@ def start(request: Mapping[str, Any], out: Path, *, checkpoint_seconds: float = 
     if "task" not in checked:
         raise ConfigError("no task is given: name one, e.g. --task digits or --task imagefolder:PATH")
     refuse_used(out)
+    checked = advised_reading(checked)
     task = _load(checked)
     config = resolve(checked, task)
     refuse_lax_delta(config, task)

@@ -45,6 +45,7 @@ def load_csv(path: Path, options: TaskOptions) -> Task:
     tokenizer = HashTokenizer(
         vocabulary=defaults.vocabulary if options.vocabulary is None else options.vocabulary,
         max_length=defaults.max_length if options.max_length is None else options.max_length,
+        prefix=defaults.prefix if options.prefix is None else options.prefix,
     )
     text_column = options.text_column or "text"
     label_column = options.label_column or "label"
@@ -95,7 +96,7 @@ def load_csv(path: Path, options: TaskOptions) -> Task:
         owners=owners,
         test=records(test),
         public=None if public is None else records(public),
-        input_shape=(tokenizer.max_length,),
+        input_shape=(tokenizer.row_length,),
         classes=classes,
         vocabulary=tokenizer.vocabulary,
         description={
@@ -104,13 +105,20 @@ def load_csv(path: Path, options: TaskOptions) -> Task:
             "test_size": len(test),
             "source": "local text file",
             "licence": "not known",
-            "preprocessing": f"lower-cased words hashed into {tokenizer.vocabulary - 1} buckets, the first "
-            f"{tokenizer.max_length} kept, fixed beforehand",
+            "preprocessing": _preprocessing(tokenizer),
             "split": (
                 "a test file was given" if options.test is not None else SPLIT_RULE if owners is None else _USER_RULE
             ),
             "label_set": "given" if options.classes else "the labels that occur, taken as public",
         },
+    )
+
+
+def _preprocessing(tokenizer: HashTokenizer) -> str:
+    prefixes = f", and the first {tokenizer.prefix} letters of longer ones," if tokenizer.prefix else ""
+    return (
+        f"lower-cased words{prefixes} hashed into {tokenizer.vocabulary - 1} buckets, the first {tokenizer.max_length} words "
+        "kept, fixed beforehand"
     )
 
 

@@ -17,7 +17,7 @@ TASKS: dict[str, tuple[str, ...]] = {
     "mnist": (),
     "fashion-mnist": (),
     "imagefolder": ("image_size", "classes", "public"),
-    "csv": ("text_column", "label_column", "user_column", "max_length", "vocabulary", "classes", "test", "public"),
+    "csv": ("text_column", "label_column", "user_column", "max_length", "vocabulary", "prefix", "classes", "test", "public"),
 }
 
 

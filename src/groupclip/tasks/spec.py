@@ -19,7 +19,8 @@ class TaskOptions:
     image_size: side in pixels that images are resized to (imagefolder; default 32).
     text_column, label_column: names in the CSV header (default ``text`` and ``label``).
     user_column: name of the one that says whose a row is; then users are protected, and not single rows.
-    max_length: tokens kept of a text (default 64). vocabulary: hash buckets, padding included (default 8192).
+    max_length: words kept of a text (default 64). vocabulary: hash buckets, padding included (default 8192).
+    prefix: letters of a longer word's beginning that count as a word as well (default 0: none do).
     classes: the label set, in order. Without it the labels found in the data are taken as public.
     test: path of a test set. public: path of data that needs no protection, for monitoring.
     """
@@ -30,6 +31,7 @@ class TaskOptions:
     user_column: str | None = None
     max_length: int | None = None
     vocabulary: int | None = None
+    prefix: int | None = None
     classes: tuple[str, ...] | None = None
     test: str | Path | None = None
     public: str | Path | None = None
