@@ -8,7 +8,7 @@ import bisect
 import itertools
 import threading
 import weakref
-from collections.abc import Hashable, Iterator, Sequence, Sized
+from collections.abc import Generator, Hashable, Iterator, Sequence, Sized
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -123,7 +123,7 @@ class LogicalBatches:
     def __repr__(self) -> str:
         return f"LogicalBatches(steps {self.start}..{self.mechanism.steps} of {self.mechanism})"
 
-    def __iter__(self) -> Iterator["LogicalBatch"]:
+    def __iter__(self) -> Generator["LogicalBatch", None, None]:
         # a new key for every pass: two passes under one key would draw the same batches
         key = new_key() if self._key is None else self._key
         run = _Run(self.mechanism, secret=self._key is None)

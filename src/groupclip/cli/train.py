@@ -73,6 +73,12 @@ def _settings(command: Any) -> Any:
 )
 @click.option("--resume", type=click.Path(path_type=Path), metavar="OUT", help="Go on with the run in this folder.")
 @click.option("--keep-resume", is_flag=True, help="Keep OUT/resume (secret) when the run has ended.")
+@click.option(
+    "--workers",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Threads that decode images at the start, and processes that do so later if memory can't hold all. Default: 0.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object when done, and nothing else.")
 @click.option("--quiet", is_flag=True, help="No progress.")
 def train(
@@ -80,6 +86,7 @@ def train(
     out: Path | None,
     resume: Path | None,
     keep_resume: bool,
+    workers: int,
     as_json: bool,
     quiet: bool,
     **given: Any,  # the settings: click passes them by name, and they go on as one request
@@ -101,17 +108,20 @@ def train(
     from rich.console import Console
 
     from .. import run
+    from .loading import Loading
     from .progress import Terminal
 
-    with arguments_at_fault():
+    console = Console(stderr=True, quiet=quiet or as_json, highlight=False)
+    with arguments_at_fault(), Loading(console) as loading:
         request = _request({} if config is None else run.read_yaml(config), given)
         if resume is not None:
             if out is not None and out.absolute() != resume.absolute():
                 raise ValueError(f"--resume {resume} goes on in that folder, but --out is {out}; leave --out out")
-            prepared = run.resume(resume, request)
+            prepared = run.resume(resume, request, workers=workers, told=loading)
         else:
-            prepared = run.start(request, _free_folder(request) if out is None else out)
-    console = Console(stderr=True, quiet=quiet or as_json, highlight=False)
+            folder = _free_folder(request) if out is None else out
+            prepared = run.start(request, folder, workers=workers, told=loading)
+        loading.remarks(prepared.task.remarks)
     signals = StopOnSignal()
     try:
         with signals, Terminal(signals, console) as terminal:
