@@ -144,7 +144,7 @@ class Engine:
                 None; where it held earlier micro-batches, the logical batch must be given up with :meth:`discard`.
         """
         self._require_attached()
-        check_losses(losses, self._tape.require_batch())
+        check_losses(losses, self._tape.last_batch(), self._tape.shapes)
         check_loss_scale(loss_scale, losses.dtype)
         self._step.check_accumulation()
         losses = self._settle(losses)

@@ -26,7 +26,7 @@ from .guard import Slot
 from .norms import accumulation_dtype
 from .persample.base import PerSample
 from .persample.combine import combine
-from .tape import Tape, in_backward
+from .tape import ELSEWHERE, Tape, in_backward
 
 #: Autograd runs ready nodes by descending sequence number. A gate must go before everything below it, or the group
 #: would keep its memory to the end of the pass.
@@ -107,19 +107,20 @@ class Gate:
             self.group.gate = None
         tape = self.group.tape
         tape.ended.add(self.group.name)
-        grads = {slot: combine(uses) for slot, uses in self._booked.items()}
+        booked = dict(self._booked)
         self._booked.clear()
-        if not grads:
+        sizes = {use.num_samples for uses in booked.values() for use in uses}
+        if not sizes:
             return [None] * len(self.group.slots)
-        if tape.observer is not None:
-            for slot, samples in grads.items():
-                tape.observer.normed(slot.name, samples.method)
-        sizes = {g.num_samples for g in grads.values()}
         if len(sizes) > 1:
             raise PrivacyViolation(
                 f"group {self.group.name!r} was used with batches of different sizes {sorted(sizes)} in one backward pass; "
                 "each loss must come from forward passes over the same samples"
             )
+        grads = {slot: combine(booked.pop(slot)) for slot in list(booked)}
+        if tape.observer is not None:
+            for slot, samples in grads.items():
+                tape.observer.normed(slot.name, samples.method)
         scale = tape.scale(sizes.pop())
         norms = torch.stack([g.square_norms() for g in grads.values()]).sum(dim=0).sqrt() * scale
         dtypes = [slot.param.dtype for slot in grads]
@@ -200,8 +201,8 @@ class _Use:
             if token is not None and not torch._C._will_engine_execute_node(token.grad_fn):  # pyright: ignore
                 raise PrivacyViolation(
                     f"a gradient through group {gate.group.name!r} was asked for that isn't the training loss's own "
-                    "(torch.autograd.grad inside the loss, for adversarial examples or penalties): it would be clipped together "
-                    "with it. Compute it on a copy of the model, or before attaching"
+                    "(torch.autograd.grad, for adversarial examples or penalties): it would be clipped together with it. For "
+                    f"adversarial examples, {ELSEWHERE}. A penalty on gradients can't be clipped by sample: leave it out"
                 )
 
     def run(self, saved: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:

@@ -19,6 +19,12 @@ from .layout import Layouts
 
 LossReduction = Literal["none", "mean", "sum"]
 
+#: Where to take gradients that no optimizer is to step by: an attached model's are clipped, or refused.
+ELSEWHERE = (
+    "freeze the parameters meanwhile (p.requires_grad_(False), and True again before the next pass that trains), or take it on "
+    "another model of the same class, after twin.load_state_dict(model.state_dict())"
+)
+
 
 class Observer(Protocol):
     """Is told what happens to parameters in a pass: names and ways, never a value."""
@@ -42,6 +48,7 @@ class Tape:
             ``none`` forbids it.
         report: called with (group name, ``[B]`` norms) when a group ends. Not private.
         batch: B of the latest forward pass that records gradients; None before the first.
+        shapes: of the tensors that it was called with; B is dimension 0 of the first.
         inputs: of the forward passes since the last backward.
         layouts: where the samples lie in what parameters meet.
         permitted: B of the backward pass of ``engine.backward`` that is under way.
@@ -55,6 +62,7 @@ class Tape:
     loss_reduction: LossReduction
     report: Callable[[str, Tensor], None]
     batch: int | None = None
+    shapes: tuple[tuple[int, ...], ...] = ()
     inputs: Inputs = field(default_factory=Inputs)
     layouts: Layouts = field(default_factory=Layouts)
     permitted: int | None = None
@@ -94,6 +102,7 @@ class Tape:
                 "the model was called without any tensor that has a batch dimension, so samples can't be told apart; "
                 "pass the batch as a tensor whose first dimension is the sample"
             )
+        self.shapes = tuple(tuple(t.shape) for t in tensors)
         self.batch, self._inside = tensors[0].shape[0], True
         self.inputs.add(tensors)
 
@@ -142,6 +151,10 @@ class Tape:
             )
         return self.batch
 
+    def last_batch(self) -> int:
+        """B of the latest forward pass, for losses that come from it."""
+        return self.require_batch() if self.batch is None else self.batch
+
     @contextmanager
     def permit(self, batch: int, loss_scale: float) -> Iterator[None]:
         """Allow gates to clip: the gradient under way is that of the SUM of ``batch`` per-sample losses, times ``loss_scale``."""
@@ -163,7 +176,8 @@ class Tape:
             raise PrivacyViolation(
                 "backward was called on a reduced loss, so how much each sample weighs in it isn't known; call "
                 "engine.backward(losses) with one loss per sample (reduction='none'), or attach with "
-                "loss_reduction='mean' or 'sum' if the loss is that over the samples of the batch"
+                "loss_reduction='mean' or 'sum' if the loss is that over the samples of the batch. If it was a gradient for "
+                f"another purpose (torch.autograd.grad for adversarial examples): {ELSEWHERE}"
             )
 
     def scale(self, batch: int) -> float:
