@@ -364,6 +364,23 @@ def test_a_prompt_in_front_of_the_samples() -> None:
     assert exact(model, engine, (prompt.expand(len(x), -1), x), lambda model, batch: model(*batch))
 
 
+@pytest.mark.parametrize("prompt", [1, 4])
+def test_losses_with_the_samples_behind(prompt: int) -> None:
+    """[T, B], and [1, B] of a model whose first tensor isn't the batch: no mean is advised that runs over samples."""
+    model, batch = Prompted(), (x64(prompt, 2), x64(4, 2))
+
+    def behind(model: nn.Module, batch: Any) -> Tensor:
+        return model(*batch)[None].expand(3 if prompt == 4 else 1, -1)
+
+    engine = clipping(model)
+    with pytest.raises(ValueError, match=r"put the \d samples in front \(losses\.movedim\(k, 0\)\)") as refused:
+        engine.backward(behind(model, batch))
+    assert "flatten(1)" not in str(refused.value)
+    assert ("prompt.expand" in str(refused.value)) == (prompt == 1)
+    batch = batch[0].expand(4, -1), batch[1]
+    assert exact(model, engine, batch, lambda model, batch: behind(model, batch).movedim(1, 0).mean(1))
+
+
 def test_one_sample_is_never_made_of_several_losses() -> None:
     model = nn.Linear(3, 4).double()
     engine = clipping(model)

@@ -168,6 +168,9 @@ def check_losses(losses: Tensor, batch: int, shapes: Sequence[tuple[int, ...]] =
                 "maybe every output met every target, as outputs [B, 1] and targets [B] do: give both one shape. If each "
                 "sample has B entries of its own, use losses.mean(1)"
             )
+        elif shape[0] != batch or _differ(batch, shapes):
+            words = _hint(shape[0], batch, shapes) if _differ(batch, shapes) else _source(shapes)
+            hint = f"put the {batch} samples in front (losses.movedim(k, 0)), then take the mean of each one's own{words}"
         else:
             hint = "reduce each sample's entries, e.g. losses.flatten(1).mean(1)"
         raise ValueError(f"losses has shape {shape}, but engine.backward takes one loss per sample, shape [B]: {hint}")
@@ -176,7 +179,7 @@ def check_losses(losses: Tensor, batch: int, shapes: Sequence[tuple[int, ...]] =
     if len(losses) != batch:
         raise ValueError(
             f"losses has {len(losses)} entries, but the model was last called with {batch} samples: give one loss per "
-            f"sample{_source(shapes)}{_hint(len(losses), batch, shapes)}"
+            f"sample{_hint(len(losses), batch, shapes)}"
         )
 
 
@@ -188,11 +191,17 @@ def _source(shapes: Sequence[tuple[int, ...]]) -> str:
     return f". Samples are dimension 0 of the first tensor, here of shape {shapes[0]}{f'; others: {others}' if others else ''}"
 
 
+def _differ(batch: int, shapes: Sequence[tuple[int, ...]]) -> bool:
+    """Whether the first tensor may not have been the batch."""
+    return any(shape[0] not in (batch, 1) for shape in shapes)
+
+
 def _hint(losses: int, batch: int, shapes: Sequence[tuple[int, ...]]) -> str:
     """What to do about so many losses. Nothing that would make one sample of several: those of one batch are alike in length."""
-    if any(shape[0] not in (batch, 1) for shape in shapes):
+    source = _source(shapes)
+    if _differ(batch, shapes):
         return (
-            ". The tensors differ in their first dimension: call the model with one whose rows are the samples in front "
+            f"{source}. The tensors differ in their first dimension: call the model with one whose rows are the samples in front "
             "(prompt.expand(len(x), -1) for what is the same for all, pad_sequence for a list of samples of unequal length)"
         )
     each, rest = divmod(losses, batch) if batch else (0, 1)
@@ -200,14 +209,15 @@ def _hint(losses: int, batch: int, shapes: Sequence[tuple[int, ...]]) -> str:
         return (
             f". If every sample has {each} in turn (a language model's tokens), take the mean of each sample's own: "
             f"losses.view({batch}, -1).mean(1), or weighed by its mask, (losses.view({batch}, -1) * mask).sum(1) / mask.sum(1)"
+            f"{source}"
         )
     parts, left = divmod(batch, losses) if losses else (0, 1)
     if left == 0 and parts > 1 and losses > 1:
         return (
             f". If each sample has {parts} rows in what the model was called with (torch.cat of {parts} views, say), call it "
-            "once for each, or attach a module that takes them all and joins them in its forward pass"
+            f"once for each, or attach a module that takes them all and joins them in its forward pass{source}"
         )
-    return ""
+    return source
 
 
 def check_loss_scale(scale: float, dtype: torch.dtype) -> None:
