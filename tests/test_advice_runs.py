@@ -50,7 +50,7 @@ def advised(error: type[Exception], advice: str) -> Iterator[None]:
 
 
 AGAIN = (
-    r"Call engine\.discard\(\) and backpropagate all micro-batches of this logical batch again \(keep them in a list\)"
+    r"call engine\.discard\(\) and backpropagate all micro-batches of this logical batch again \(keep them in a list\)"
 )
 
 

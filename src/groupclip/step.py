@@ -27,7 +27,7 @@ _log = logging.getLogger("groupclip")
 
 #: After something went wrong in a logical batch. One that is drawn and has no step is no batch of the plan's sampling any more.
 AGAIN = (
-    "Call engine.discard() and backpropagate all micro-batches of this logical batch again (keep them in a list), or give it up: "
+    "call engine.discard() and backpropagate all micro-batches of this logical batch again (keep them in a list), or give it up: "
     "the next step counts as your own sampling then"
 )
 
@@ -223,7 +223,7 @@ class PrivateStep:
                 f"p.grad of {_some(changed)} isn't what the last backward pass left there, so the noise wouldn't fit it. Leave "
                 "gradients alone until optimizer.step: no scaling, no clip_grad_norm_ (inf writes them anew too, as the Trainer of "
                 "Hugging Face does in every step: docs/huggingface.md has a loop to use instead). If it was a GradScaler: "
-                f"{_SCALER}. {AGAIN}"
+                f"{_SCALER}. To go on, {AGAIN}"
             )
 
     def _gradients(self) -> Iterator[tuple[Slot, Tensor | None]]:
@@ -315,5 +315,5 @@ def _is_finite(x: Tensor) -> bool:
 
 
 _BROKEN = (
-    f"an earlier backward pass of this logical batch failed half-way, so p.grad holds a part of its samples. {AGAIN}"
+    f"an earlier backward pass of this logical batch failed half-way, so p.grad holds a part of its samples; {AGAIN}"
 )
