@@ -20,6 +20,7 @@ def test_plain_changes_the_unicode_form_and_the_space_around():
     [
         (COMPOSED, DECOMPOSED), ("anna", "ANNA"), ("stra\u00dfe", "STRASSE"), ("1", "1.0"), ("1", 1), (2.0, "2"), ("7", "007"),
         ("+7", 7), (" a", "a"), ("a\tb", "a b"), ("ab", "a\u200bb"), ("\ufb01x", "fix"), (("ward", "A"), ("ward", "a")),
+        ("\u0661\u0662", "12"), ("9" * 5000, "0" + "9" * 5000),
     ],
 )  # fmt: skip
 def test_what_a_person_reads_as_one(one, two):
@@ -27,7 +28,7 @@ def test_what_a_person_reads_as_one(one, two):
 
 
 @pytest.mark.parametrize(
-    "names", [["1", "10", "1.5", "-1"], [1, 2, 2.5], ["jose", COMPOSED], ["a-b", "ab"], [b"a", "a"], []]
+    "names", [["1", "10", "1.5", "-1"], [1, 2, 2.5], ["jose", COMPOSED], ["a-b", "ab"], ["caf\u00e9", "cafe"], [b"a", "a"], []]
 )
 def test_what_a_person_tells_apart(names):
     assert alike(names * 2) is None

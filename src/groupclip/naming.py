@@ -78,7 +78,13 @@ def _read(name: Hashable) -> Hashable:
         name = str(int(name))
     if not isinstance(name, str):
         return name
-    visible = "".join(c for c in unicodedata.normalize("NFKC", name) if unicodedata.category(c) != "Cf")
-    text = unicodedata.normalize("NFKC", " ".join(visible.casefold().split()))
+    # there may be millions of names, most of which have nothing of Unicode to look at
+    text = " ".join(name.casefold().split()) if name.isascii() else _visible(name)
     number = _WHOLE_NUMBER.fullmatch(text)
-    return text if number is None else number[1].strip("+") + str(int(number[2]))
+    return text if number is None else number[1].strip("+") + "".join(str(unicodedata.digit(c)) for c in number[2])
+
+
+def _visible(name: str) -> str:
+    """In lower case, one width and one form, with single spaces, and without what isn't seen."""
+    visible = "".join(c for c in unicodedata.normalize("NFKC", name) if unicodedata.category(c) != "Cf")
+    return unicodedata.normalize("NFKC", " ".join(visible.casefold().split()))

@@ -150,6 +150,20 @@ def test_users_who_are_told_apart_are_not_refused(tmp_path):
     assert {*task.owners} >= {*names} - held and not {*task.owners} & held
 
 
+@pytest.mark.parametrize("option", ["test", "public"])
+def test_no_user_is_trained_on_and_measured(tmp_path, option):
+    trained = load_task("csv", data=users(tmp_path, []), options=TaskOptions(user_column="who"))
+    one = sorted({*trained.owners})[0]
+    other = write(tmp_path / "other.csv", [("a,v1", "good"), (f"b, {one} ", "bad"), (f"c,{one}", "bad")], "text,who,label")
+    options = TaskOptions(user_column="who", **{option: other})
+    with pytest.raises(ValueError, match=rf"other\.csv, line 3: user '{one}' is trained on too .* 2 row\(s\) are of such users"):
+        load_task("csv", data=tmp_path / "users.csv", options=options)
+    write(other, [("a,v1", "good"), ("b,v2", "bad")], "text,who,label")
+    load_task("csv", data=tmp_path / "users.csv", options=options)
+    write(other, [("a", "good"), ("b", "bad")])  # doesn't say whose
+    load_task("csv", data=tmp_path / "users.csv", options=options)
+
+
 @pytest.mark.parametrize("user", ["", "   ", "\u00a0"])
 def test_a_row_of_nobody_is_refused(tmp_path, user):
     with pytest.raises(ValueError, match=r"users\.csv, line 3: no user; add it or take the row out"):
@@ -172,7 +186,7 @@ def test_one_text_in_two_unicode_forms_stays_on_one_side(tmp_path):
 @pytest.mark.parametrize("option", ["test", "public"])
 def test_the_training_file_is_neither_held_out_nor_public(tmp_path, option):
     (tmp_path / "link.csv").symlink_to(write(tmp_path / "a.csv"))
-    with pytest.raises(ValueError, match=rf"option {option} is the training file itself"):
+    with pytest.raises(ValueError, match=rf"{option}=.*link\.csv is the training file itself"):
         load_task("csv", data=tmp_path / "a.csv", options=TaskOptions(**{option: tmp_path / "link.csv"}))
 
 

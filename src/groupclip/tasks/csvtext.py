@@ -14,7 +14,7 @@ from groupclip.naming import alike, plain
 
 from .spec import Task, TaskOptions
 from .split import SPLIT_RULE, held_out
-from .table import read_table
+from .table import has_column, read_table
 from .tokenizer import HashTokenizer
 
 
@@ -56,7 +56,9 @@ def load_csv(path: Path, options: TaskOptions) -> Task:
     rows = _read(path, text_column, label_column, user_column)
     for option, other in (("test", options.test), ("public", options.public)):
         if other is not None and Path(other).exists() and path.samefile(other):
-            raise ValueError(f"option {option} is the training file itself, {path}: what is measured there is told without noise")
+            raise ValueError(
+                f"{option}={other} is the training file itself: what is measured there is told without noise"
+            )
     if options.test is None:
         keys = [plain(row.text) if user_column is None else row.user for row in rows]
         train = [row for row, key in zip(rows, keys, strict=True) if not held_out(key)]
@@ -67,8 +69,12 @@ def load_csv(path: Path, options: TaskOptions) -> Task:
                 f"{path} has {len(set(keys))} {kind}, too few to hold out one in five; give a file of their own, test=PATH"
             )
     else:
-        train, test = rows, _read(Path(options.test), text_column, label_column)
-    public = None if options.public is None else _read(Path(options.public), text_column, label_column)
+        train, test = rows, _read_other(Path(options.test), text_column, label_column, user_column, rows)
+    public = (
+        None
+        if options.public is None
+        else _read_other(Path(options.public), text_column, label_column, user_column, train)
+    )
 
     classes = given or tuple(sorted({row.label for row in train + test}))
     if len(classes) < 2:
@@ -145,6 +151,20 @@ def _read(path: Path, text_column: str, label_column: str, user_column: str | No
         raise ValueError(f"{path} has a header but no rows")
     if user_column is not None:
         _refuse_users_alike(path, rows)
+    return rows
+
+
+def _read_other(path: Path, text_column: str, label_column: str, user_column: str | None, train: Rows) -> Rows:
+    """Rows that are held out or public. Of a file that says whose they are, none may be of a user who is trained on."""
+    told = user_column if user_column is not None and path.is_file() and has_column(path, user_column) else None
+    rows = _read(path, text_column, label_column, told)
+    private = {row.user: row.line for row in train} if told is not None else {}
+    shared = [row for row in rows if row.user in private]
+    if shared:
+        raise ValueError(
+            f"{path}, line {shared[0].line}: user {shared[0].user!a} is trained on too (line {private[shared[0].user]} there), and "
+            f"what is measured here is told without noise; {len(shared)} row(s) are of such users. Keep each user in one file"
+        )
     return rows
 
 

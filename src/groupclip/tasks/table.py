@@ -33,11 +33,8 @@ def read_table(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, list[s
         ValueError: not UTF-8, a NUL byte, no header, a column that isn't there or is there twice, a row with another number of
             fields than the header, quotes that aren't closed or stand in the middle of a field.
     """
-    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
-    reader = csv.reader(io.StringIO(_text(path), newline=""), delimiter=delimiter, strict=True)
-    header = _next(path, reader, 1)
-    if header is None:
-        raise ValueError(f"{path} is empty; its first line should name the columns")
+    reader = _reader(path)
+    header = _header(path, reader)
     places = [_column(path, header, name) for name in columns]
     while True:
         begins = reader.line_num + 1
@@ -52,6 +49,23 @@ def read_table(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, list[s
                 "put texts that hold a separator or a line break in double quotes"
             )
         yield begins, [row[place] for place in places]
+
+
+def has_column(path: Path, name: str) -> bool:
+    """Whether the header has a column, by the names that :func:`read_table` compares. Raises as that does."""
+    return plain(name) in map(plain, _header(path, _reader(path)))
+
+
+def _reader(path: Path) -> _Reader:
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+    return csv.reader(io.StringIO(_text(path), newline=""), delimiter=delimiter, strict=True)
+
+
+def _header(path: Path, reader: _Reader) -> list[str]:
+    header = _next(path, reader, 1)
+    if header is None:
+        raise ValueError(f"{path} is empty; its first line should name the columns")
+    return header
 
 
 def _text(path: Path) -> str:
