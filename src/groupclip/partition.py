@@ -31,7 +31,7 @@ class Partition:
     Attributes:
         style: what it was made from: ``"uniform:4"``, ``"mapping"``, ``"function"`` ...
         groups: (group name, names of its parameters), in order.
-        numbers: how many scalars each group holds, in the same order.
+        numbers: how many coordinates (scalars) each group holds, in the same order.
         norm_methods: (parameter name, ``"auto"``, ``"gram"`` or ``"instantiated"``) where a plan chose one.
 
     Raises ``ValueError`` if the facts contradict each other.
@@ -121,12 +121,12 @@ class Partition:
     def __repr__(self) -> str:
         return (
             f"<Partition {self.style!r}: {len(self)} groups, {len(self._group_of)} parameters, "
-            f"{sum(self.numbers):,} numbers>"
+            f"{sum(self.numbers):,} coordinates>"
         )
 
     def __str__(self) -> str:
         threshold = f"{1 / math.sqrt(len(self)):.4g}"
-        rows = [("group", "parameters", "numbers", "threshold")]
+        rows = [("group", "parameters", "coordinates", "threshold")]
         rows += [
             (group, _abridged(members), f"{numbers:,}", threshold)
             for (group, members), numbers in zip(self.groups, self.numbers, strict=True)

@@ -58,7 +58,7 @@ class Plan:
 
     def table(self) -> str:
         """For people: one row a group, with the cost model's estimate of its peak, then the totals of the sketched step."""
-        rows = [("group", "layers from", "to", "numbers", "estimate")]
+        rows = [("group", "layers from", "to", "coordinates", "estimate")]
         for name, members in self.partition.groups:
             size = f"{self.partition.sizes[name]:,}"
             rows.append((name, _layer(members[0]), _layer(members[-1]), size, show_bytes(self.group_peaks[name])))
