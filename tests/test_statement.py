@@ -247,30 +247,3 @@ def test_printed_figures_are_rounded_up(epsilon):
 )
 def test_three_digits(epsilon, printed):
     assert figure(epsilon) == printed
-
-
-def test_model_card():
-    card = model_card(
-        record(thresholds={"a|b": 0.6, "c_*": 0.8}, noise_std={"a|b": 1.01, "c_*": 1.01}),
-        title="Digits",
-        introduction="A small ViT.",
-        tags=["vision", "dp-sgd", 'odd: "tag"'],
-        sections={"How to load": "`safetensors.torch.load_file`"},
-    )
-    header, body = card.split("---\n")[1:3]
-    assert header.splitlines() == [
-        "library_name: pytorch", "tags:", '- "differential-privacy"', '- "dp-sgd"', '- "groupclip"', '- "vision"',
-        '- "odd: \\"tag\\""',
-    ]  # fmt: skip
-    assert body.lstrip().startswith("# Digits\n\nA small ViT.\n\n## Privacy\n\n**Result.** ")
-    assert body.endswith("## How to load\n\n`safetensors.torch.load_file`\n")
-    assert "| a\\|b | 0.6 | 1.01 |" in body and "| c\\_\\* | 0.8 | 1.01 |" in body
-    rows = [line for line in body.splitlines() if line.startswith("| ")]
-    assert {line.replace("\\|", "").count("|") for line in rows} == {3, 4}  # two columns, and three of the groups
-
-
-def test_the_default_card_reads_as_yaml():
-    import yaml
-
-    header = yaml.safe_load(model_card(record()).split("---\n")[1])
-    assert header == {"library_name": "pytorch", "tags": ["differential-privacy", "dp-sgd", "groupclip"]}

@@ -27,6 +27,7 @@ def paragraphs(record: PrivacyRecord) -> list[tuple[str, str]]:
     """(heading, words), the result first."""
     told = [("Result", _result(record))]
     if not record.obstacles:
+        told = [("Result", f"{_result(record)} {lead(record)}")]
         told += [("What it means", _meaning(record)), ("Who is protected", _protected(record))]
     told += [
         ("How it was done", _method(record)),
@@ -38,6 +39,15 @@ def paragraphs(record: PrivacyRecord) -> list[tuple[str, str]]:
         told.append(("What is covered", _covered(record)))
     told.append(("What is not covered", _not_covered(record)))
     return told
+
+
+def lead(record: PrivacyRecord) -> str:
+    """Whom the guarantee is about, which every reader has to know."""
+    if record.obstacles:
+        return "NOT PRIVATE: no epsilon is claimed, for the reasons that are told below."
+    if record.mechanism.unit == "user":
+        return "The guarantee is about one user; a person who stands behind several users is protected less."
+    return "The guarantee is about one sample; a person with several samples in the data is protected less."
 
 
 def facts(record: PrivacyRecord) -> list[tuple[str, str]]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..names import plain_name
 from ..report import RunReport, html_report, told_lost
 from ..statement import PrivacyRecord, model_card
 from ..tasks import Task
@@ -59,11 +60,11 @@ def _card(
     config: RunConfig, task: Task, record: PrivacyRecord, progress: Progress, evaluation: Evaluation | None
 ) -> str:
     """The model card. Everything said of the records is their task's public description."""
-    sections = {"Data": "\n".join(f"- {name}: {value}" for name, value in task.description.items())}
+    sections = {"Data": "\n".join(f"- {plain_name(key)}: {value}" for key, value in task.description.items())}
     origin = "trained from random weights"
     if progress.pretraining is not None:
         origin = "trained after public pretraining on drawn letters"
-        sections["Public pretraining"] = "\n".join(f"- {k}: {v}" for k, v in progress.pretraining.items())
+        sections["Public pretraining"] = "\n".join(f"- {plain_name(k)}: {v}" for k, v in progress.pretraining.items())
     if progress.lost:
         sections["Interruptions"] = (
             f"{told_lost(progress.lost)}. The weights took {progress.updates:,} updates of the {record.steps:,} steps that are "
@@ -80,10 +81,15 @@ def _card(
         title=f"{config.model} on {task.name}",
         introduction=f"A classifier with {task.num_classes} classes, {origin}, with differential privacy.",
         tags=[f"{task.kind}-classification"],
+        intended_use=_INTENDED.format(kind="images" if task.kind == "image" else "texts", classes=task.num_classes),
         sections=sections,
     )
 
 
+_INTENDED = (
+    "To sort {kind} that were prepared as under Data into {classes} classes. To fill in by whoever publishes the model: for what "
+    "and whom it is meant, and for what it isn't. ______________________________"
+)
 _USE = """```python
 import json
 from groupclip.models import build_model
