@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import numpy as np
@@ -70,12 +69,11 @@ def contents(batches):
     return [list(batch) for batch in batches]
 
 
-def ended(seconds=30):
+def ended():
     """Whether the workers are gone; ending takes a moment."""
     gc.collect()
-    until = time.monotonic() + seconds
-    while multiprocessing.active_children() and time.monotonic() < until:
-        time.sleep(0.05)
+    for worker in multiprocessing.active_children():
+        worker.join(600)
     return not multiprocessing.active_children()
 
 
@@ -292,7 +290,7 @@ def test_ctrl_c_is_the_main_processs_to_answer(tmp_path):
     script.write_text(INTERRUPTED.replace("steps=500", "steps=100000"))
     source = str(Path(groupclip.__file__).parent.parent)
     process = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=120, start_new_session=True,
+        [sys.executable, str(script)], capture_output=True, text=True, start_new_session=True,
         env={**os.environ, "PYTHONPATH": source},
     )  # fmt: skip
     assert process.returncode in (-signal.SIGINT, 130), process.stderr
@@ -317,7 +315,6 @@ def test_a_script_without_its_guard_is_told_so(tmp_path):
         [sys.executable, str(script)],
         capture_output=True,
         text=True,
-        timeout=120,
         env={**os.environ, "PYTHONPATH": source},
     )
     assert process.returncode == 1

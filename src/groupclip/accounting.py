@@ -22,6 +22,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 
 from groupclip.events import Bounds, Step
@@ -66,7 +67,11 @@ def rough_bounds(step: Step, steps: int, delta: float) -> Bounds:
     """As :func:`epsilon_bounds`, PLD on a few points and RDP at a few orders: one cheap evaluation, for a search over sigma."""
     orders = None if step.sampling == "without-replacement" else _FEW_ORDERS  # its own are few, and whole
     grid = _width(step, steps, orders) / _ROUGH_BINS if "PLD" in step.who else math.inf
-    return _on_grid(step, steps, delta, grid if grid <= _COARSEST_GRID else None, "", orders)
+    found = _on_grid(step, steps, delta, grid if grid <= _COARSEST_GRID else None, "", orders)
+    if orders is not None and found.rdp is not None and found.value == found.rdp:
+        # RDP is what will be reported: a guess off by half would cost more evaluations than all orders take
+        found = replace(found, rdp=_rdp_epsilon(step, steps, delta))
+    return found
 
 
 def _on_grid(

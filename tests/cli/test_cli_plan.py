@@ -279,7 +279,7 @@ def test_without_the_extra_the_command_says_what_to_install(monkeypatch):
 
 def test_as_a_module_it_ends_with_the_exit_code():
     ended = subprocess.run(
-        [sys.executable, "-m", "groupclip.cli", "nothing"], capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "groupclip.cli", "nothing"], capture_output=True, text=True
     )
     assert ended.returncode == 2
     assert "No such command" in ended.stderr

@@ -176,10 +176,8 @@ def running(out):
         [sys.executable, "-m", "groupclip.cli", "train", *SLOW, "--out", str(out)], stderr=subprocess.PIPE, text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
-    deadline = time.monotonic() + 120
     while not (out / "metrics.jsonl").is_file() or not (out / "metrics.jsonl").read_text():
         assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
         time.sleep(0.02)
     return process
 
@@ -188,7 +186,7 @@ def test_ctrl_c_finishes_the_step_and_says_how_to_go_on(tmp_path):
     out = tmp_path / "run"
     process = running(out)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate()
     assert process.returncode == 130
     assert "finishing the step" in errors
     assert f"groupclip train --resume {out}" in errors
@@ -205,7 +203,7 @@ def test_kill_9_from_outside_at_any_moment(tmp_path):
     process = running(out)
     time.sleep(0.3)
     process.kill()
-    process.communicate(timeout=60)
+    process.communicate()
     seen = len((out / "metrics.jsonl").read_text().splitlines())
     prepared = resume(out)
     assert seen <= prepared.loop.ledger.steps <= seen + 1
