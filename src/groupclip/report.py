@@ -26,6 +26,7 @@ class RunReport:
     statement: (heading, words) of the guarantee. rows: of ``metrics.jsonl``. lost: (first, last) charged steps whose
     updates a crash lost. noise_stds: group -> standard deviation of the noise on every coordinate of the SUM of its clipped
     gradients, before the division by the expected batch size. test_accuracy: None if it was never measured.
+    chance: share of the commonest class of the held-out records. findings: sentences about a run that learnt little.
     pretraining: facts about public pretraining; empty without.
     """
 
@@ -49,6 +50,7 @@ class RunReport:
     pretraining: Mapping[str, Any]
     settings: Mapping[str, Any]
     environment: Mapping[str, str]
+    findings: Sequence[str] = ()
 
 
 def html_report(run: RunReport) -> str:
@@ -58,10 +60,12 @@ def html_report(run: RunReport) -> str:
         f"<h1>{escape(run.title)}</h1>",
         '<div class="figures">',
         _headline(accuracy, "accuracy on held-out records"),
+        *([] if run.test_accuracy is None else [_headline(f"{run.chance:.1%}", "by always naming the commonest class")]),
         _headline(figure(run.epsilon), f"epsilon at delta {run.delta:g}"),
         _headline(str(run.steps), "steps charged"),
         _headline(str(len(run.partition)), f"groups ({run.partition.style})"),
         "</div>",
+        *(f"<p><b>{escape(finding)}</b></p>" for finding in run.findings),
         "<h2>Privacy</h2>",
         *(f"<p><b>{escape(heading)}.</b> {escape(words)}</p>" for heading, words in run.statement),
         *_lost(run),

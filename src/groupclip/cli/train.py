@@ -164,7 +164,12 @@ def _free_folder(request: Mapping[str, Any]) -> Path:
 
 def _summarise(outcome: Outcome) -> None:
     if outcome.test_accuracy is not None:
-        click.echo(f"test accuracy  {outcome.test_accuracy:.1%} on held-out records")
+        click.echo(
+            f"test accuracy  {outcome.test_accuracy:.1%} on held-out records ({outcome.majority_share:.1%} by always naming "
+            "their commonest class)"
+        )
+    for finding in outcome.findings:
+        click.echo(f"note           {finding}")
     click.echo(
         f"privacy        epsilon {figure(outcome.epsilon)} at delta {outcome.delta:g}, after {outcome.steps} steps"
     )

@@ -20,6 +20,7 @@ from .config import PATH_OPTIONS, RunConfig
 from .environment import environment
 from .evaluate import Evaluation
 from .files import sync_folder, write_atomically
+from .guessing import findings, told_majority
 
 
 def write_release(
@@ -73,8 +74,10 @@ def _card(
     if evaluation is not None:
         sections["Evaluation"] = (
             f"Accuracy {evaluation.test_accuracy:.1%} on {len(task.test):,} held-out records, which the guarantee doesn't "
-            "cover: they are treated as public. Nothing was measured on the training records."
+            f"cover: they are treated as public. For comparison, {told_majority(evaluation)}. Nothing was measured on the "
+            "training records."
         )
+        sections["Evaluation"] += "".join(f" {finding}" for finding in findings(config, task, evaluation))
     sections["Use"] = _USE
     return model_card(
         record,
@@ -125,7 +128,8 @@ def write_report(
         steps=trainer.engine.ledger.steps,
         updates=progress.updates,
         test_accuracy=None if evaluation is None else evaluation.test_accuracy,
-        chance=1 / task.num_classes,
+        chance=1 / task.num_classes if evaluation is None else evaluation.majority_share,
+        findings=findings(config, task, evaluation),
         partition=trainer.engine.partition,
         thresholds=trainer.engine.thresholds,
         noise_multiplier=trainer.noise_multiplier,

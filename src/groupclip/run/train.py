@@ -20,6 +20,7 @@ from .errors import ConfigError, RunFailed, RunInterrupted
 from .evaluate import Evaluation, evaluate
 from .files import said_plainly, write_atomically
 from .folder import RunFolder, existing_folder, new_folder, refuse_used
+from .guessing import findings
 from .journal import Journal, read_journal
 from .loading import loaded, loaded_again
 from .loop import Loop
@@ -35,7 +36,12 @@ _HEADING = "Every setting of this run. To do it again: groupclip train --config 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a finished run gives. ``test_accuracy`` is None if the run never evaluates."""
+    """What a finished run gives.
+
+    test_accuracy: share of held-out records that are right; None if the run never evaluates, as is
+    majority_share: what naming their commonest class for all of them has.
+    findings: sentences for a person about a run that learnt little or nothing.
+    """
 
     out: Path
     release: Path
@@ -46,6 +52,8 @@ class Outcome:
     delta: float
     noise_multiplier: float
     test_accuracy: float | None
+    majority_share: float | None
+    findings: tuple[str, ...]
 
 
 def start(
@@ -235,6 +243,8 @@ class Run:
             delta=self.config.delta,
             noise_multiplier=trainer.noise_multiplier,
             test_accuracy=None if evaluation is None else evaluation.test_accuracy,
+            majority_share=None if evaluation is None else evaluation.majority_share,
+            findings=findings(self.config, self.task, evaluation),
         )
 
 
