@@ -18,7 +18,9 @@ from .plan import SAMPLING
 from .signals import StopOnSignal
 
 if TYPE_CHECKING:
-    from ..run import Outcome
+    from rich.console import Console
+
+    from ..run import Outcome, Run
 
 SETTINGS = (
     click.option("--task", help="digits, mnist, fashion-mnist, imagefolder:PATH or csv:PATH."),
@@ -79,6 +81,11 @@ def _settings(command: Any) -> Any:
     default=0,
     help="Threads that decode images at the start, and processes that do so later if memory can't hold all. Default: 0.",
 )
+@click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    help="Of torch on the CPU. Default: OMP_NUM_THREADS if it is set; else 1 for small models, up to all cores for large ones.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object when done, and nothing else.")
 @click.option("--quiet", is_flag=True, help="No progress.")
 def train(
@@ -87,6 +94,7 @@ def train(
     resume: Path | None,
     keep_resume: bool,
     workers: int,
+    threads: int | None,
     as_json: bool,
     quiet: bool,
     **given: Any,  # the settings: click passes them by name, and they go on as one request
@@ -108,6 +116,7 @@ def train(
     from rich.console import Console
 
     from .. import run
+    from ..run.threads import using
     from .loading import Loading
     from .progress import Terminal
 
@@ -124,7 +133,7 @@ def train(
         loading.remarks(prepared.task.remarks)
     signals = StopOnSignal()
     try:
-        with signals, Terminal(signals, console) as terminal:
+        with signals, using(_threads(threads, prepared, console)), Terminal(signals, console) as terminal:
             outcome = prepared.train(terminal, keep_resume=keep_resume)
     except run.RunInterrupted as interrupted:
         click.echo(f"groupclip: {interrupted}", err=True)
@@ -133,6 +142,24 @@ def train(
         print_json({k: str(v) if isinstance(v, Path) else v for k, v in dataclasses.asdict(outcome).items()})
     else:
         _summarise(outcome)
+
+
+def _threads(asked: int | None, prepared: Run, console: Console) -> int:
+    """Torch's threads for a run: those that were asked for, here or by the environment, or what its model can use."""
+    import torch
+
+    from ..run.threads import advised_threads, chosen_by_environment
+
+    if asked is not None or chosen_by_environment():
+        return asked or torch.get_num_threads()
+    advised = advised_threads(prepared.config, prepared.task, prepared.trainer.model)
+    several = torch.get_num_threads()
+    if advised < several:
+        console.print(
+            f"{advised} of {several} threads: a micro-batch has too little work for more (--threads and OMP_NUM_THREADS override)",
+            soft_wrap=True,
+        )
+    return advised
 
 
 def _request(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
