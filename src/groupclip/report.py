@@ -81,17 +81,22 @@ def html_report(run: RunReport) -> str:
         "summed gradient, and after the division by the expected batch size "
         f"{run.expected_batch_size:g}.</p>",
         "<h2>Data</h2>",
-        _table(run.data),
-        *(["<h2>Public pretraining</h2>", _table(run.pretraining)] if run.pretraining else []),
+        table(run.data),
+        *(["<h2>Public pretraining</h2>", table(run.pretraining)] if run.pretraining else []),
         "<h2>Settings</h2>",
-        _table(run.settings),
+        table(run.settings),
         "<h2>Made with</h2>",
-        _table(run.environment),
+        table(run.environment),
         "<p>Not in this report, because no noise covers them: losses and gradient norms of samples, sizes of batches, and how "
         "long steps took.</p>",
     ]
     body = "\n".join(parts)
-    return _PAGE.format(title=escape(run.title), body=body)
+    return page(run.title, body)
+
+
+def page(title: str, body: str) -> str:
+    """A whole HTML page; ``body`` is HTML, ``title`` isn't."""
+    return _PAGE.format(title=escape(title), body=body)
 
 
 def _course(run: RunReport) -> list[str]:
@@ -179,7 +184,8 @@ def _groups(run: RunReport) -> str:
     return _scrolling(f'<table class="numbers">{head}{rows}</table>', "groups")
 
 
-def _table(facts: Mapping[str, Any]) -> str:
+def table(facts: Mapping[str, Any]) -> str:
+    """Names and values in two columns."""
     rows = "".join(
         f"<tr><th>{escape(plain_name(k))}</th><td>{escape(_text(v, options=k.endswith('_options')))}</td></tr>"
         for k, v in facts.items()

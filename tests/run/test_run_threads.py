@@ -15,7 +15,7 @@ SMALL = ["--task", "digits", "--model", "linear", "--epsilon", "3", "--steps", "
 
 
 @pytest.mark.parametrize(
-    ("name", "size", "threads"), [("linear", 8, 1), ("mlp", 28, 1), ("cnn-small", 8, 1), ("vit-tiny", 224, 4), ("cnn-small", 96, 3)]
+    ("name", "size", "threads"), [("linear", 8, 1), ("mlp", 28, 1), ("cnn-small", 8, 1), ("vit-tiny", 224, 4), ("cnn-small", 72, 2)]
 )
 def test_small_models_have_one_thread_and_large_ones_all(name, size, threads, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)

@@ -20,7 +20,7 @@ from .signals import StopOnSignal
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..run import Outcome, Run
+    from ..run import Outcome, PlainOutcome, PlainRun, Run
 
 SETTINGS = (
     click.option("--task", help="digits, mnist, fashion-mnist, imagefolder:PATH or csv:PATH."),
@@ -38,6 +38,9 @@ SETTINGS = (
     click.option("--hardened", is_flag=True, default=None, help="Noise on a grid, against floating-point attacks."),
     *SAMPLING,
     click.option("--epsilon", type=float, help="What the whole run may spend."),
+    click.option(
+        "--no-privacy", is_flag=True, default=None, help="In its place: a baseline without clipping and noise. NOT PRIVATE."
+    ),
     click.option("--delta", type=float, help="Default: min(1e-5, 1 / (2 * number of samples))."),
     click.option("--lax-delta", is_flag=True, default=None, help="Take a delta of 1 / (number of samples) or more."),
     ACCOUNTANT,
@@ -129,7 +132,8 @@ def train(
             prepared = run.resume(resume, request, workers=workers, told=loading)
         else:
             folder = _free_folder(request) if out is None else out
-            prepared = run.start(request, folder, workers=workers, told=loading)
+            begin = run.start_plain if request.get("no_privacy") else run.start
+            prepared = begin(request, folder, workers=workers, told=loading)
         loading.remarks(prepared.task.remarks)
     signals = StopOnSignal()
     try:
@@ -144,7 +148,7 @@ def train(
         _summarise(outcome)
 
 
-def _threads(asked: int | None, prepared: Run, console: Console) -> int:
+def _threads(asked: int | None, prepared: Run | PlainRun, console: Console) -> int:
     """Torch's threads for a run: those that were asked for, here or by the environment, or what its model can use."""
     import torch
 
@@ -152,7 +156,7 @@ def _threads(asked: int | None, prepared: Run, console: Console) -> int:
 
     if asked is not None or chosen_by_environment():
         return asked or torch.get_num_threads()
-    advised = advised_threads(prepared.config, prepared.task, prepared.trainer.model)
+    advised = advised_threads(prepared.config, prepared.task, prepared.model)
     several = torch.get_num_threads()
     if advised < several:
         console.print(
@@ -179,17 +183,25 @@ def _request(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str,
         "task": ("data", "task_options"),
         "model": ("model_options",),
     }
+    if flags.get("no_privacy"):  # a training of its own for the same model, data and seed
+        settings = {name: value for name, value in settings.items() if name in _COMMON}
     dropped = {other for name in flags for other in replaced.get(name, ())}
     return {**{k: v for k, v in settings.items() if k not in dropped}, **flags}
+
+
+_COMMON = ("task", "data", "task_options", "model", "model_options", "seed", "device", "pretrain_steps")
 
 
 def _free_folder(request: Mapping[str, Any]) -> Path:
     """``runs/TASK-N`` with the first N that is free."""
     task = str(request.get("task", "run")).partition(":")[0]
-    return next(path for n in itertools.count(1) if not (path := Path("runs") / f"{task}-{n}").exists())
+    name = f"{task}-not-private" if request.get("no_privacy") else task
+    return next(path for n in itertools.count(1) if not (path := Path("runs") / f"{name}-{n}").exists())
 
 
-def _summarise(outcome: Outcome) -> None:
+def _summarise(outcome: Outcome | PlainOutcome) -> None:
+    from .. import run
+
     if outcome.test_accuracy is not None:
         click.echo(
             f"test accuracy  {outcome.test_accuracy:.1%} on held-out records ({outcome.majority_share:.1%} by always naming "
@@ -197,6 +209,15 @@ def _summarise(outcome: Outcome) -> None:
         )
     for finding in outcome.findings:
         click.echo(f"note           {finding}")
+    if not isinstance(outcome, run.Outcome):
+        click.echo("privacy        NONE: NOT PRIVATE, a baseline without clipping and noise; don't publish its weights")
+        click.echo(f"weights        {outcome.weights}")
+        click.echo(f"report         {outcome.report}")
+        return
+    click.echo(
+        "without        not measured: a figure of the training records without noise. To see it: groupclip train --config "
+        f"{outcome.out / 'run.yaml'} --no-privacy"
+    )
     click.echo(
         f"privacy        epsilon {figure(outcome.epsilon)} at delta {outcome.delta:g}, after {outcome.steps} steps"
     )

@@ -8,6 +8,7 @@ from ..epochs import steps_of
 from .config import RunConfig, read_yaml
 from .errors import ConfigError, RunFailed, RunInterrupted
 from .observer import Beginning, Nobody, Observer
+from .plain import PlainOutcome, PlainRun, start_plain
 from .resolve import resolve
 from .train import CHECKPOINT_SECONDS, Outcome, Run, resume, start
 
@@ -18,6 +19,8 @@ __all__ = [
     "Nobody",
     "Observer",
     "Outcome",
+    "PlainOutcome",
+    "PlainRun",
     "Run",
     "RunConfig",
     "RunFailed",
@@ -26,5 +29,6 @@ __all__ = [
     "resolve",
     "resume",
     "start",
+    "start_plain",
     "steps_of",
 ]

@@ -41,6 +41,8 @@ def findings(config: RunConfig, task: Task, evaluation: Evaluation | None) -> tu
 
 def _hints(config: RunConfig, task: Task) -> list[str]:
     """What to change, the most promising first."""
+    if config.no_privacy:
+        return ["more --epochs, another --lr or another --model: without noise, they or the data are what holds it back"]
     hints = []
     if task.kind == "text" and config.model != "linear":
         hints.append("--model linear, which needs far fewer records under noise than a model with hidden layers")

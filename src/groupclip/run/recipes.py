@@ -6,7 +6,7 @@ No recipe has an epsilon: how much privacy to spend is the person's decision.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 
@@ -72,9 +72,21 @@ GENERAL: dict[Literal["image", "text"], Recipe] = {
 TEXT_NETWORK = Recipe(model="mlp", clipping="layer-wise", batch_size=512, epochs=10, lr=1e-2)
 """For text and a model with hidden layers: it needs far more records than a linear one to learn anything under noise."""
 
+PLAIN = Recipe(model="", clipping="none", batch_size=64, epochs=20, lr=1e-3, schedule="linear")
+PLAIN_LINEAR = Recipe(model="linear", clipping="none", batch_size=64, epochs=20, lr=1e-2, schedule="linear")
+"""For runs without privacy, where small batches and many steps cost nothing. The model is that of the private recipe."""
+
 KINDS: dict[str, Literal["image", "text"]] = {"csv": "text"}  # of tasks that can be known before they are loaded
 
 EVALUATIONS = 20  # at most that many in a run
+
+
+def plain_recipe(task: str, kind: Literal["image", "text"], model: str | None) -> Recipe:
+    """The defaults of a run without privacy: the private one's model, pretraining and reading, and a training that suits it."""
+    private = recipe(task, kind, model)
+    name = model or private.model
+    plain = PLAIN_LINEAR if name == "linear" else PLAIN
+    return replace(plain, model=name, pretrain_steps=private.pretrain_steps, task_options=private.task_options)
 
 
 def recipe(task: str, kind: Literal["image", "text"], model: str | None) -> Recipe:

@@ -46,8 +46,8 @@ def write_release(
         record = trainer.engine.record(delta=config.delta)
         weights = {name: plain_tensor(value) for name, value in trainer.model.state_dict().items()}
         write_atomically(made / "model.safetensors", serialise(weights, {"format": "pt"}))
-        write_atomically(made / "privacy.json", _json(record.to_dict()))
-        write_atomically(made / "config.json", _json(model_settings(config, task)))
+        write_atomically(made / "privacy.json", as_json(record.to_dict()))
+        write_atomically(made / "config.json", as_json(model_settings(config, task)))
         write_atomically(made / "README.md", _card(config, task, record, progress, evaluation))
         if release.exists():
             shutil.rmtree(release)
@@ -78,7 +78,7 @@ def _card(
             "training records."
         )
         sections["Evaluation"] += "".join(f" {finding}" for finding in findings(config, task, evaluation))
-    sections["Use"] = _USE
+    sections["Use"] = USE
     return model_card(
         record,
         title=f"{config.model} on {task.name}",
@@ -93,7 +93,7 @@ _INTENDED = (
     "To sort {kind} that were prepared as under Data into {classes} classes. To fill in by whoever publishes the model: for what "
     "and whom it is meant, and for what it isn't. ______________________________"
 )
-_USE = """```python
+USE = """```python
 import json
 from groupclip.models import build_model
 from safetensors.torch import load_file
@@ -165,5 +165,6 @@ def model_settings(config: RunConfig, task: Task) -> dict[str, Any]:
     }
 
 
-def _json(value: Any) -> str:
+def as_json(value: Any) -> str:
+    """A file of JSON."""
     return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"

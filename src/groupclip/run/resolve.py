@@ -11,7 +11,7 @@ from ..spent import default_delta, told_lax
 from ..tasks import Task
 from .config import RunConfig
 from .errors import ConfigError
-from .recipes import EVALUATIONS, KINDS, recipe
+from .recipes import EVALUATIONS, KINDS, plain_recipe, recipe
 
 
 def advised_reading(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -36,10 +36,12 @@ def resolve(request: Mapping[str, Any], task: Task) -> RunConfig:
         ConfigError: no epsilon, or an expected batch larger than the data set.
         ValueError: epochs that mean more steps than a mechanism may have.
     """
-    if "epsilon" not in request:
+    plain = bool(request.get("no_privacy"))
+    if not plain and "epsilon" not in request:
         raise ConfigError("no epsilon is given: say how much privacy the run may spend, e.g. --epsilon 3")
-    advised = recipe(task.name, task.kind, request.get("model"))
-    size, many = task.units, "training samples" if task.unit == "sample" else "users"
+    advised = (plain_recipe if plain else recipe)(task.name, task.kind, request.get("model"))
+    size = len(task.train) if plain else task.units
+    many = "training samples" if task.unit == "sample" else "users"
     # somebody who names the size of a batch, or a cap, wants batches to be sampled
     sampled = not request.keys().isdisjoint(("batch_size", "max_batch_size"))
     sampling = request.get("sampling", "poisson" if sampled else advised.sampling)
@@ -54,6 +56,7 @@ def resolve(request: Mapping[str, Any], task: Task) -> RunConfig:
         "clip": advised.clip,
         "thresholds": advised.thresholds,
         "sampling": sampling,
+        "epsilon": math.inf,  # a run without privacy has no other
         "delta": default_delta(size),
         "batch_size": batch,
         "steps": steps,

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from ..errors import PrivacyViolation
 from ..mechanism import Mechanism
 from ..tasks import Task
@@ -80,6 +82,8 @@ def start(
         RunFailed: the disk is full.
     """
     checked = checked_request(request)
+    if checked.get("no_privacy"):
+        raise ConfigError("no_privacy is given: such a run is begun by groupclip.run.start_plain")
     if "task" not in checked:
         raise ConfigError("no task is given: name one, e.g. --task digits or --task imagefolder:PATH")
     refuse_used(out)
@@ -172,6 +176,11 @@ class Run:
         self._checkpoint_seconds, self._workers = checkpoint_seconds, workers
         self._begun = False
         self.loop = Loop(config, task, trainer, folder, progress, checkpoint_seconds, workers)
+
+    @property
+    def model(self) -> nn.Module:
+        """The model that is trained."""
+        return self.trainer.model
 
     def train(self, observer: Observer | None = None, *, keep_resume: bool = False) -> Outcome:
         """Take the steps that are left and write the results. Once: what was stopped is gone on with by :func:`resume`.
