@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_s
 import groupclip as gc
 from groupclip.errors import UnsupportedOperation
 from groupclip.memory import measure
+from groupclip.memory.passes import Sketched
 from groupclip.memory.sketch import sketching
 
 B, T = 4, 5
@@ -264,3 +265,14 @@ def test_softmax_over_clusters_is_planned_or_refused_as_training_does() -> None:
 
     planned = outcome(lambda: gc.plan(model, batch, groups=1, loss=squares).curve.peak)
     assert planned == outcome(lambda: measure(model, batch, "all-layer", loss=squares).peak)
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+def test_lengths_are_known_for_a_model_of_another_device(kind: type[nn.RNNBase]) -> None:
+    """Code in such a pass is told that all tensors are on the model's device, those of lengths included."""
+    model, batch = LAYERS[f"{kind.__name__} packed, unsorted"]
+    sketched = Sketched(model, batch, squares)
+    groups = gc.partition(model, "all-layer")
+    here = sketched.private(groups).peak
+    sketched.device = torch.device("cuda")
+    assert sketched.private(groups).peak == here

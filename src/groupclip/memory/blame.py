@@ -34,6 +34,12 @@ def _callers() -> Iterator[FrameType]:
         frame = frame.f_back
 
 
+def asking_module() -> str:
+    """The name of the module, not of groupclip, whose code is running."""
+    names = (str(frame.f_globals.get("__name__", "")) for frame in _callers())
+    return next((name for name in names if not name.startswith("groupclip.")), "")
+
+
 def _place(frames: Iterable[FrameType]) -> str:
     """Of frames, the innermost first: where the code that isn't torch's or ours stands."""
     for frame in frames:
@@ -67,4 +73,4 @@ def without_numbers() -> Iterator[None]:
         raise
 
 
-__all__ = ["needs", "without_numbers"]
+__all__ = ["asking_module", "needs", "without_numbers"]

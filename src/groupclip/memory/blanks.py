@@ -43,7 +43,7 @@ def example(tensor: Tensor, batch: tuple[int, int]) -> Tensor:
 
     Their order stays, so that lengths that were sorted are. Other tensors are blank.
     """
-    if tensor.dim() != 1 or tensor.device.type != "cpu" or not small(tensor):
+    if tensor.dim() != 1 or not tensor.is_cpu or not small(tensor):
         return blank(tensor, batch)
     now, wanted = batch
     if len(tensor) != now:

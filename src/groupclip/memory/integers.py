@@ -50,7 +50,7 @@ class Integers:
 
     def readable(self, x: Tensor) -> bool:
         """Whether it has numbers of any kind, and those it has are right."""
-        return x.device.type == "cpu" and x.untyped_storage()._cdata not in self._spoilt
+        return x.is_cpu and x.untyped_storage()._cdata not in self._spoilt
 
     def computable(self, func: Any, operands: list[Tensor]) -> bool:
         """Whether an operation on these can be run on numbers: all are known, and no random number is drawn."""
@@ -69,7 +69,7 @@ class Integers:
             like: its result without numbers.
         """
         if func is aten.lift_fresh.default:
-            return args[0] if args[0].device.type == "cpu" and args[0].dim() > 0 and small(args[0]) else None
+            return args[0] if args[0].is_cpu and args[0].dim() > 0 and small(args[0]) else None
         if func.overloadpacket not in FACTORIES or like.dim() == 0 or not small(like):
             return None
         if func.overloadpacket is aten.empty and kwargs["device"] != CPU:

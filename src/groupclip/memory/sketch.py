@@ -27,7 +27,7 @@ from ..errors import UnsupportedOperation
 from ..operands import PrivateParameter, PrivateTensor
 from ..private import dispatch
 from ..tape import in_backward
-from .blame import needs, without_numbers
+from .blame import asking_module, needs, without_numbers
 from .blanks import META, blank
 from .integers import CPU, FACTORIES, READ, Integers
 
@@ -188,6 +188,8 @@ class _Pretence(TorchFunctionMode):
         kwargs = kwargs or {}
         if func == Tensor.device.__get__:  # pyright: ignore[reportAttributeAccessIssue]
             # Checkpoints compare devices, of which they have read some in the midst of an operation, where no mode is on.
+            if asking_module() == "torch.nn.utils.rnn" and self._integers.known(args[0]):
+                return CPU  # lengths of packed sequences lie there, whatever the device
             return META if sys._getframe(1).f_globals.get("__name__") == "torch.utils.checkpoint" else self._device
         if func == Tensor.is_meta.__get__:  # pyright: ignore[reportAttributeAccessIssue]
             return False
@@ -199,6 +201,8 @@ class _Pretence(TorchFunctionMode):
                 return args[0]
         if func in _FROM_LISTS and isinstance(args[0] if args else kwargs.get("data"), (list, tuple, np.ndarray)):
             return func(*args, **{**kwargs, "device": "cpu"})  # on the meta device, its numbers would be gone at once
+        if kwargs.get("device") is not None and torch.device(kwargs["device"]).type != "cpu":
+            kwargs = {**kwargs, "device": META}  # torch would wake the device up
         if func in _READINGS and not self._integers.readable(args[0]):
             raise UnsupportedOperation(needs("the numbers of a tensor"))
         if func is Tensor.backward:
