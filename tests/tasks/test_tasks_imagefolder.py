@@ -190,6 +190,14 @@ def test_all_is_decoded_once_and_told(tmp_path, monkeypatch):
         again.train[0]
 
 
+def test_a_worker_is_sent_no_decoded_images(tmp_path):
+    make(tmp_path)
+    task = load_task("imagefolder", data=tmp_path)
+    sent = pickle.loads(pickle.dumps(task.train))
+    assert task.train.held is not None and sent.held is None
+    assert torch.equal(sent[3][0], task.train[3][0])
+
+
 def test_what_is_held_out_is_kept_first(tmp_path, monkeypatch):
     make(tmp_path / "train", count=3)
     make(tmp_path / "test", count=1, blue=1)

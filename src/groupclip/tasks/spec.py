@@ -62,6 +62,10 @@ class ImageFiles(Dataset[tuple[Tensor, Tensor]]):
         self.digests = digests
         self.held = held
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A worker decodes: as many tensors as there are images would be more than a process may have files open."""
+        return {**self.__dict__, "held": None}
+
     def __len__(self) -> int:
         return len(self.paths)
 
