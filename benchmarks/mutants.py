@@ -1,6 +1,7 @@
 """Plants every bug of tests/mutants/planted.py and writes docs/mutants.json and docs/mutants.md.
 
 python benchmarks/mutants.py                # every bug, and every file without one: about 4 minutes on 2 cores
+python benchmarks/mutants.py --new          # the bugs and files that the table doesn't have yet, into the table
 python benchmarks/mutants.py --only tied    # those whose name holds the word; writes nothing
 python benchmarks/mutants.py --seeds 20     # the statistical tests under 20 seeds: false alarms; about 6 minutes
 python benchmarks/mutants.py --page         # the page again, from docs/mutants.json
@@ -126,6 +127,7 @@ def setting() -> dict[str, str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", metavar="WORD", help="bugs whose name holds it; writes nothing")
+    parser.add_argument("--new", action="store_true", help="what the table doesn't have yet, into it")
     parser.add_argument("--seeds", type=int, metavar="N", help="the statistical tests under N seeds")
     parser.add_argument("--page", action="store_true", help="write the page again")
     asked = parser.parse_args()
@@ -138,7 +140,9 @@ def main() -> int:
             facts["seeds"].append({"seed": seed, **vars(found)})
             failed |= bool(found.killed_by)
     elif not asked.page:
-        chosen = [m for m in MUTANTS if not asked.only or asked.only in m.name]
+        kept = {row["name"]: row for row in facts["mutants"]} if asked.new else {}
+        kept_clean = {row["tests"]: row for row in facts["clean"]} if asked.new else {}
+        chosen = [m for m in MUTANTS if m.name not in kept and (not asked.only or asked.only in m.name)]
         rows = []
         for mutant, found in zip(chosen, each(planted, chosen), strict=True):
             print(f"{found.seconds:5.1f} s  {mutant.name}: {found.killed_by or 'SURVIVES'}", flush=True)
@@ -147,14 +151,19 @@ def main() -> int:
         if asked.only:
             return int(failed)
         clean = []
-        files = sorted({test for mutant in MUTANTS for test in mutant.tests})
+        every = sorted({test for mutant in MUTANTS for test in mutant.tests})
+        files = [test for test in every if test not in kept_clean]
         for test, found in zip(files, each(unplanted, files), strict=True):
             print(f"{found.seconds:5.1f} s  no bug, {test}: {found.killed_by or 'passes'}", flush=True)
             clean.append({"tests": test, **vars(found)})
             failed |= bool(found.killed_by)
-        facts |= {"mutants": rows, "clean": clean, "setting": setting()}
-    if not asked.page:
+        rows_of = kept | {row["name"]: row for row in rows}
+        clean_of = kept_clean | {row["tests"]: row for row in clean}
+        facts |= {"mutants": [rows_of[m.name] for m in MUTANTS], "clean": [clean_of[test] for test in every]}
+        facts |= {} if asked.new else {"setting": setting()}
+    if not asked.page and not asked.new:
         facts.setdefault("seconds", {})["seeds" if asked.seeds else "mutants"] = round(time.monotonic() - begun)
+    if not asked.page:
         FACTS.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     if {"mutants", "seeds"} <= set(facts):
         PAGE.write_text(page(facts), encoding="utf-8")

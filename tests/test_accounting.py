@@ -94,12 +94,28 @@ def test_never_below_the_truth_where_the_fft_rounds(steps, delta):
     assert exact <= value <= exact * 1.12
 
 
-@pytest.mark.parametrize(("steps", "grid"), [(5_000, 2.5e-4), (9_000, 1e-4)])
-def test_the_allowance_is_needed_and_enough_on_a_given_grid(steps, grid):
+# Which way the FFT's rounding goes hangs on the plan, and on the processor's instructions too.
+ROUNDED = [(steps, grid) for steps in (5_000, 7_000, 9_000) for grid in (2.5e-4, 1e-4, 5e-5)]
+
+
+@pytest.mark.parametrize(("steps", "grid"), ROUNDED)
+def test_the_allowance_is_enough_on_a_given_grid(steps, grid):
     """On the grid that is chosen for such a plan, coarseness may hide the rounding; here it can't."""
     step, exact = poisson(1.0, math.sqrt(steps)), dp_accounting.get_epsilon_gaussian(1.0, 1e-11)
-    assert accounting._composed(step, steps, grid).get_epsilon_for_delta(1e-11) < exact  # the twin: plain
     assert exact <= accounting._pld_epsilon(step, steps, 1e-11, grid) <= 1.02 * exact
+    # and by far, whichever way it goes here
+    rounded = accounting._composed(step, steps, grid).get_delta_for_epsilon(exact) - 1e-11
+    assert 0 < abs(rounded) < accounting._FFT_ROUNDING * steps / 4
+
+
+def test_the_allowance_is_needed():
+    """The twin: plainly read, some of these figures are below the truth on every processor."""
+    exact = dp_accounting.get_epsilon_gaussian(1.0, 1e-11)
+    plain = [
+        accounting._composed(poisson(1.0, math.sqrt(steps)), steps, grid).get_epsilon_for_delta(1e-11)
+        for steps, grid in ROUNDED
+    ]
+    assert min(plain) < exact * (1 - 1e-6)
 
 
 def test_blocks_never_hold_fewer_steps_than_were_taken(monkeypatch):
@@ -110,9 +126,11 @@ def test_blocks_never_hold_fewer_steps_than_were_taken(monkeypatch):
 
 def test_a_plain_pld_is_below_the_truth_where_the_fft_rounds():
     """The twin of the test above: without the allowance for rounding it would fail."""
-    accountant = pld.PLDAccountant(RELATION, value_discretization_interval=2.5e-4)
-    plain = accountant.compose(event(1.0, 100.0, 10_000)).get_epsilon(1e-11)
-    assert plain < dp_accounting.get_epsilon_gaussian(1.0, 1e-11)
+    plain = []
+    for grid in (2.5e-4, 1e-4, 5e-5, 3e-5):  # on some: see ROUNDED
+        accountant = pld.PLDAccountant(RELATION, value_discretization_interval=grid)
+        plain.append(accountant.compose(event(1.0, 100.0, 10_000)).get_epsilon(1e-11))
+    assert min(plain) < dp_accounting.get_epsilon_gaussian(1.0, 1e-11)
 
 
 @pytest.mark.parametrize(("q", "sigma", "steps", "delta"), GRID)

@@ -73,8 +73,8 @@ def test_what_numpy_can_do_is_found_out():
         "import torch\nfrom groupclip import boxmuller\nfrom groupclip.noise import InsecureNoise\n"
         "x = torch.zeros(5, dtype=torch.float64)\nInsecureNoise(3).add_(x, 1.0)\nprint(boxmuller.vectorised(), *x.tolist())"
     )
-    told = []
-    for features in ("", " ".join(_dispatched())):
+    told, before = [], os.environ.get("NPY_DISABLE_CPU_FEATURES", "")
+    for features in (before, " ".join(_dispatched())):
         environment = {**os.environ, "NPY_DISABLE_CPU_FEATURES": features}
         out = subprocess.run(
             [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True

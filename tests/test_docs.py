@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+import shlex
+import tomllib
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
+import click
 import pytest
 
 import groupclip
+from groupclip.cli.app import app
 
 ROOT = Path(__file__).parent.parent
 FENCE = re.compile(r"^```python( continued)?\n(.*?)^```", re.M | re.S)
@@ -20,6 +24,16 @@ def blocks(page: Path) -> list[str]:
     for continued, block in FENCE.findall(page.read_text(encoding="utf-8")):
         found.append(f"{found.pop()}\n{block}" if continued else block)
     return found
+
+
+def commands(page: Path) -> list[list[str]]:
+    """Command lines: those of code blocks, and those in running text that have options."""
+    text = page.read_text(encoding="utf-8")
+    lines = re.findall(r"^    groupclip ([a-z][^\n]*)$", text, re.M) + re.findall(
+        r"`groupclip ([a-z]+ [^`\n]*--[^`\n]*)`", text
+    )
+    shown = [re.sub(r"\bN\b", "1", line) for line in lines if not line.endswith("--help")]  # N: a number
+    return [shlex.split(line, comments=True) for line in shown]
 
 
 BLOCKS = [
@@ -51,6 +65,35 @@ def test_names_exist(page: Path) -> None:
             if not hasattr(found, name) and isinstance(found, ModuleType):
                 import_module(f"{found.__name__}.{name}")
             found = getattr(found, name)
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.name
+)
+def test_commands_take_the_options_that_they_are_shown_with(page: Path) -> None:
+    for arguments in commands(page):
+        command = app.commands[arguments[0]]
+        command.make_context(arguments[0], arguments[1:])  # a click.UsageError otherwise
+
+
+def test_commands_were_found() -> None:
+    assert ["train", "--task", "digits", "--epsilon", "3", "--out", "runs/digits"] in commands(ROOT / "README.md")
+    with pytest.raises(click.UsageError):
+        app.commands["train"].make_context("train", ["--no-such-option"])
+
+
+def test_the_readme_tells_for_whom_it_is_how_to_install_it_and_one_time_of_the_demo() -> None:
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "https://arxiv.org/abs/2310.19215" in page
+    assert page.index("**For whom.**") < page.index("## Install") < page.index("## Two commands")
+    facts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = set(re.findall(r"pip install -e \"\.\[(\w+)\]\"", page))
+    assert extras == {"cli", "dev"} <= set(facts["optional-dependencies"])
+    assert f"Python {facts['requires-python'].removeprefix('>=')} or newer" in page
+    time = r"(about \w+ seconds|about \w+ minutes?|\w+ to \w+ minutes) on one core"
+    told = [re.findall(time, text) for text in (page, (ROOT / "scripts" / "demo").read_text(encoding="utf-8"))]
+    assert len(told[0]) == 1
+    assert told[0] == told[1]
 
 
 def test_blocks_were_found() -> None:

@@ -17,6 +17,7 @@ import torch
 from scipy import stats
 
 from groupclip import noise as noise_module
+from groupclip import normals
 from groupclip.errors import PrivacyViolation
 from groupclip.keystream import Keystream, derive_key
 from groupclip.noise import InsecureNoise, NoiseSource, SecureNoise
@@ -24,6 +25,12 @@ from groupclip.normals import CHUNK, pieces
 
 N = 31_000  # the least number of draws at which the standard deviation is known to 2 % at 5 standard errors
 KEY = bytes(range(32))
+
+
+@pytest.fixture(autouse=True, params=[True, False], ids=["by NumPy", "by torch"])
+def way(request, monkeypatch):
+    """Both ways to compute normals, whichever this processor would take."""
+    monkeypatch.setattr(normals, "vectorised", lambda: request.param)
 
 
 def draw(source: NoiseSource, count: int, std: float = 1.0, dtype: torch.dtype = torch.float64) -> np.ndarray:
@@ -130,7 +137,7 @@ def test_sum_is_float64_and_cast_last(dtype):
     assert torch.equal(base, exact.to(dtype))
 
 
-def testpieces_cover_every_coordinate_once():
+def test_pieces_cover_every_coordinate_once():
     whole = torch.zeros(6, 7, 8)
     for view in (whole, whole[1:5, ::2], whole.permute(2, 0, 1), whole[:, 3], whole[2, 3, 4], whole[:0]):
         for limit in (1, 5, 20, 60, 1000):

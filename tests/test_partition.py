@@ -108,15 +108,15 @@ def test_looking_up() -> None:
 def test_table() -> None:
     assert str(partition(CNN(), "type-wise")) == "\n".join(
         [
-            "group   parameters                          numbers  threshold",
-            "conv    9: body.0.weight, body.0.bias, ...      528     0.5774",
-            "norm    6: body.1.weight, body.1.bias, ...       28     0.5774",
-            "linear  2: head.weight, head.bias                21     0.5774",
-            "total   17                                      577",
+            "group   parameters                          coordinates  threshold",
+            "conv    9: body.0.weight, body.0.bias, ...          528     0.5774",
+            "norm    6: body.1.weight, body.1.bias, ...           28     0.5774",
+            "linear  2: head.weight, head.bias                    21     0.5774",
+            "total   17                                          577",
             "style type-wise, M = 3; threshold R/sqrt(M) at R = 1, the default of attach",
         ]
     )
-    short = "<Partition 'uniform:2': 2 groups, 5 parameters, 105 numbers>"
+    short = "<Partition 'uniform:2': 2 groups, 5 parameters, 105 coordinates>"
     assert repr(partition(MLP(), "uniform:2")) == short
 
 

@@ -20,7 +20,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("processes")
     script = str(Path(__file__).with_name("two_processes.py"))
     both = [subprocess.Popen([sys.executable, script, str(rank), str(folder)]) for rank in range(2)]
-    assert [process.wait(timeout=120) for process in both] == [0, 0]
+    assert [process.wait() for process in both] == [0, 0]
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 

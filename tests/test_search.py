@@ -1,15 +1,16 @@
 """The cost of choosing the best run, against dp-accounting's event, against the formulas, and against what can't be less."""
 
 import math
-import time
 
 import dp_accounting
 import numpy as np
 import pytest
 from dp_accounting import rdp
 
+from groupclip import search
 from groupclip.mechanism import Mechanism
 from groupclip.search import _inverted, _part, calibrate_search, draw_runs, search_cost
+from work import lines_run
 
 PLAN = Mechanism(dataset_size=50_000, expected_batch_size=500, steps=1_000, noise_multiplier=1.0)
 
@@ -105,9 +106,15 @@ def test_many_runs_have_the_law_too(law, mean, deviation):
 
 
 def test_the_most_runs_are_drawn_in_time():
-    began = time.monotonic()
-    assert abs(draw_runs(1e6, "poisson") - 1e6) < 6_500
-    assert time.monotonic() - began < 20
+    """A walk of three lines a run, and nothing that grows faster."""
+    with lines_run(search, most=4 * 1_006_500):
+        assert abs(draw_runs(1e6, "poisson") - 1e6) < 6_500
+
+
+def test_twin_a_walk_that_does_not_end_is_stopped():
+    """Past the last mass that a double can hold, nothing is left of the uniform's rest either."""
+    with pytest.raises(AssertionError, match=r"more than 10,000 lines of groupclip\.search"), lines_run(search, 10_000):
+        search._walked(math.inf, 0, 1.0, math.inf, 0.5, 1.0)
 
 
 def test_a_split_number_is_that_of_one_inversion():

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from groupclip.errors import PrivacyViolation
+from groupclip.figures import figure
 from groupclip.ledger import Ledger
 from groupclip.mechanism import Mechanism
 from groupclip.partition import partition
 from groupclip.statement import PrivacyRecord, model_card
-from groupclip.wording import figure
 
 PLAN = Mechanism(dataset_size=50_000, expected_batch_size=1_000, steps=250, noise_multiplier=1.01)
 
@@ -154,6 +154,10 @@ def test_the_reading_of_the_figure(sigma, reading):
 def test_a_delta_that_means_nothing_is_said_to():
     assert "MORE than one in the number of samples (50,000)" in record(delta=1e-4).text()
     assert "MORE than" not in record().text()
+    for just in (1 / 50_000, 2e-5):
+        assert "as much as one in the number of samples (50,000)" in record(delta=just).text()
+        assert "less than one in" not in record(delta=just).text()
+    assert "less than one in the number of samples" in record(delta=1.99e-5).text()
 
 
 @pytest.mark.parametrize("factor", [0.999, 0.5])
@@ -243,30 +247,3 @@ def test_printed_figures_are_rounded_up(epsilon):
 )
 def test_three_digits(epsilon, printed):
     assert figure(epsilon) == printed
-
-
-def test_model_card():
-    card = model_card(
-        record(thresholds={"a|b": 0.6, "c_*": 0.8}, noise_std={"a|b": 1.01, "c_*": 1.01}),
-        title="Digits",
-        introduction="A small ViT.",
-        tags=["vision", "dp-sgd", 'odd: "tag"'],
-        sections={"How to load": "`safetensors.torch.load_file`"},
-    )
-    header, body = card.split("---\n")[1:3]
-    assert header.splitlines() == [
-        "library_name: pytorch", "tags:", '- "differential-privacy"', '- "dp-sgd"', '- "groupclip"', '- "vision"',
-        '- "odd: \\"tag\\""',
-    ]  # fmt: skip
-    assert body.lstrip().startswith("# Digits\n\nA small ViT.\n\n## Privacy\n\n**Result.** ")
-    assert body.endswith("## How to load\n\n`safetensors.torch.load_file`\n")
-    assert "| a\\|b | 0.6 | 1.01 |" in body and "| c\\_\\* | 0.8 | 1.01 |" in body
-    rows = [line for line in body.splitlines() if line.startswith("| ")]
-    assert {line.replace("\\|", "").count("|") for line in rows} == {3, 4}  # two columns, and three of the groups
-
-
-def test_the_default_card_reads_as_yaml():
-    import yaml
-
-    header = yaml.safe_load(model_card(record()).split("---\n")[1])
-    assert header == {"library_name": "pytorch", "tags": ["differential-privacy", "dp-sgd", "groupclip"]}

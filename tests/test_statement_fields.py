@@ -14,9 +14,9 @@ import torch
 
 import groupclip as gc
 from check_attached import ENTRY, attached, train
+from groupclip.figures import figure
 from groupclip.noise import InsecureNoise
 from groupclip.statement import PrivacyRecord, model_card
-from groupclip.wording import figure
 
 
 @pytest.fixture(scope="module")

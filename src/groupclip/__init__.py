@@ -7,26 +7,27 @@ groups = gc.partition(model, "uniform:4")
 engine = gc.attach(model, optimizer, groups, mechanism)
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from . import clipping
-from .adaptive import Adaptive
-from .attaching import attach
-from .engine import Engine
 from .errors import BudgetExceeded, CoverageError, GroupClipError, PrivacyViolation, UnsupportedOperation
-from .hardened import HardenedNoise
-from .mechanism import Mechanism
-from .memory import Plan, plan
-from .partition import Partition, partition
-from .public import public_thresholds
-from .sampling import logical_batches, poisson_batches
-from .search import calibrate_search, draw_runs, search_cost
-from .spent import default_delta
-from .users import PerUser, user_losses
-from .validate import CheckReport, check
+from .partition import Partition, partition  # at once: a module of that name would stand in the function's place
 
 if TYPE_CHECKING:
+    from . import clipping
+    from .adaptive import Adaptive
+    from .attaching import attach
     from .auditing import CanaryAudit, RunAudit, StepAudit, audit, audit_run
+    from .engine import Engine
+    from .hardened import HardenedNoise
+    from .mechanism import Mechanism
+    from .memory import Plan, plan
+    from .public import public_thresholds
+    from .sampling import logical_batches, poisson_batches
+    from .search import calibrate_search, draw_runs, search_cost
+    from .spent import default_delta
+    from .users import PerUser, user_losses
+    from .validate import CheckReport, check
 
 __all__ = [
     "Adaptive",
@@ -63,10 +64,40 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Audits are loaded when they are asked for."""
-    if name in ("CanaryAudit", "RunAudit", "StepAudit", "audit", "audit_run"):
-        from . import auditing
+_HOME = {
+    "adaptive": ("Adaptive",),
+    "attaching": ("attach",),
+    "auditing": ("CanaryAudit", "RunAudit", "StepAudit", "audit", "audit_run"),
+    "engine": ("Engine",),
+    "hardened": ("HardenedNoise",),
+    "mechanism": ("Mechanism",),
+    "memory": ("Plan", "plan"),
+    "public": ("public_thresholds",),
+    "sampling": ("logical_batches", "poisson_batches"),
+    "search": ("calibrate_search", "draw_runs", "search_cost"),
+    "spent": ("default_delta",),
+    "users": ("PerUser", "user_losses"),
+    "validate": ("CheckReport", "check"),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
-        return getattr(auditing, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __getattr__(name: str) -> Any:
+    """A name is loaded when it is first asked for: what only counts epsilon doesn't wait for torch."""
+    if name in _MODULE_OF:
+        found = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+        globals()[name] = found
+        return found
+    missing = AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name.startswith("_"):
+        raise missing
+    try:
+        return import_module(f"{__name__}.{name}")
+    except ModuleNotFoundError as error:
+        if error.name != f"{__name__}.{name}":
+            raise
+        raise missing from None
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

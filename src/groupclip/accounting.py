@@ -22,6 +22,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 
 from groupclip.events import Bounds, Step
@@ -63,14 +64,21 @@ def epsilon_bounds(step: Step, steps: int, delta: float, plan: int) -> Bounds:
 
 
 def rough_bounds(step: Step, steps: int, delta: float) -> Bounds:
-    """As :func:`epsilon_bounds`, the PLD on a few points only: one cheap evaluation, for a search over sigma."""
-    grid = _width(step, steps) / _ROUGH_BINS if "PLD" in step.who else math.inf
-    return _on_grid(step, steps, delta, grid if grid <= _COARSEST_GRID else None, "")
+    """As :func:`epsilon_bounds`, PLD on a few points and RDP at a few orders: one cheap evaluation, for a search over sigma."""
+    orders = None if step.sampling == "without-replacement" else _FEW_ORDERS  # its own are few, and whole
+    grid = _width(step, steps, orders) / _ROUGH_BINS if "PLD" in step.who else math.inf
+    found = _on_grid(step, steps, delta, grid if grid <= _COARSEST_GRID else None, "", orders)
+    if orders is not None and found.rdp is not None and found.value == found.rdp:
+        # RDP is what will be reported: a guess off by half would cost more evaluations than all orders take
+        found = replace(found, rdp=_rdp_epsilon(step, steps, delta))
+    return found
 
 
-def _on_grid(step: Step, steps: int, delta: float, grid: float | None, note: str) -> Bounds:
+def _on_grid(
+    step: Step, steps: int, delta: float, grid: float | None, note: str, orders: tuple[float, ...] | None = None
+) -> Bounds:
     return Bounds(
-        rdp=_rdp_epsilon(step, steps, delta) if "RDP" in step.who else None,
+        rdp=_rdp_epsilon(step, steps, delta, orders) if "RDP" in step.who else None,
         pld=None if grid is None else _pld_epsilon(step, steps, delta, grid),
         exact=_exact(step, steps, delta=delta) if "exact" in step.who else None,
         note=note,
@@ -266,7 +274,7 @@ def _grid(step: Step, steps: int, delta: float) -> tuple[float | None, str]:
     return grid, "the PLD accountant's grid met its size limit before it settled: a bound, not a tight one"
 
 
-def _width(step: Step, steps: int) -> float:
+def _width(step: Step, steps: int, orders: tuple[float, ...] | None = None) -> float:
     """Width of the composed distribution, in privacy loss, roughly; inf if RDP can't tell."""
     reach = 9.0  # standard deviations; dp-accounting cuts at exp(-50), a little further out
     # what a truncated batch adds is a replacement: dp-accounting takes it in at half the noise
@@ -281,17 +289,17 @@ def _width(step: Step, steps: int) -> float:
         return high + math.log1p(math.exp(low - high))
 
     one_step = (1 + doubled) * (loss(reach) - loss(-reach))
-    tail = _guessed_tail(step, steps)
+    tail = _guessed_tail(step, steps, orders)
     if tail is None:
         return math.inf
     # dp-accounting's Chernoff orders stop at 20 / width of one step
     return 2 * max(tail, one_step, one_step * math.log(2 / _TAIL) / 20)
 
 
-def _guessed_tail(step: Step, steps: int) -> float | None:
+def _guessed_tail(step: Step, steps: int, orders: tuple[float, ...] | None = None) -> float | None:
     """About how large the privacy loss gets, by RDP of the neighbours that are added or removed."""
     poisson = Step(sampling="poisson", adjacency="add-or-remove-one", rate=step.rate, sigma=step.sigma)
-    tail = _rdp_epsilon(poisson, steps, _TAIL)
+    tail = _rdp_epsilon(poisson, steps, _TAIL, orders)
     return None if tail is None else tail * (2 if step.adjacency == "replace-one" else 1)
 
 

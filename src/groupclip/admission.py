@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -40,6 +40,12 @@ def check_modules(model: nn.Module) -> None:
         problem = statistics_problem(module)
         if problem is not None:
             raise PrivacyViolation(f"module {name!r} is {type(module).__name__} in training mode: {problem}")
+        if isinstance(module, torch.jit.ScriptModule) and any(p.requires_grad for p in module.parameters()):
+            raise UnsupportedOperation(
+                f"{f'module {name!r}' if name else 'the model'} was scripted or traced by torch.jit, which hides what it does with "
+                "its parameters: attach the eager module that it was made from (torch.jit.script it after engine.detach()), or "
+                "freeze its parameters (p.requires_grad_(False))"
+            )
 
 
 def check_arguments(loss_reduction: str, mechanism: Mechanism | None, optimizer: Optimizer | None) -> None:
@@ -79,10 +85,11 @@ def _check_parameter(name: str, param: nn.Parameter) -> None:
         )
     if not param.is_floating_point():
         raise CoverageError(
-            f"parameter {name!r} has dtype {param.dtype}: only real floating point parameters can be clipped"
+            f"parameter {name!r} has dtype {param.dtype}: only real floating point parameters can be clipped. Freeze it, or hold "
+            "its real and imaginary parts as one real parameter (torch.view_as_complex(p) in the forward pass)"
         )
     if param.numel() == 0:
-        raise CoverageError(f"parameter {name!r} has no elements: run a first forward pass or freeze it")
+        raise CoverageError(f"parameter {name!r} has no elements, so nothing of it can train: freeze it with requires_grad_(False)")
     if param.is_inference():
         raise CoverageError(
             f"parameter {name!r} was made under torch.inference_mode(), so it can't be trained: build or copy the model outside"
@@ -138,8 +145,13 @@ def check_optimizer(
         )
 
 
-def check_losses(losses: Tensor, batch: int) -> None:
+def check_losses(losses: Tensor, batch: int, shapes: Sequence[tuple[int, ...]] = ()) -> None:
     """One loss for each of ``batch`` samples, with gradients recorded.
+
+    Args:
+        losses: per sample.
+        batch: B.
+        shapes: of the tensors that the model was called with; B was read off the first.
 
     Raises:
         TypeError, ValueError: anything else.
@@ -157,27 +169,56 @@ def check_losses(losses: Tensor, batch: int) -> None:
                 "maybe every output met every target, as outputs [B, 1] and targets [B] do: give both one shape. If each "
                 "sample has B entries of its own, use losses.mean(1)"
             )
+        elif shape[0] != batch or _differ(batch, shapes):
+            words = _hint(shape[0], batch, shapes) if _differ(batch, shapes) else _source(shapes)
+            hint = f"put the {batch} samples in front (losses.movedim(k, 0)), then take the mean of each one's own{words}"
         else:
             hint = "reduce each sample's entries, e.g. losses.flatten(1).mean(1)"
         raise ValueError(f"losses has shape {shape}, but engine.backward takes one loss per sample, shape [B]: {hint}")
     if not losses.requires_grad:
         raise ValueError("losses don't require grad: they were computed under no_grad, or from no trainable parameter")
     if len(losses) != batch:
-        each, rest = divmod(len(losses), batch) if batch else (0, 1)
-        hint = (
+        raise ValueError(
+            f"losses has {len(losses)} entries, but the model was last called with {batch} samples: give one loss per "
+            f"sample{_hint(len(losses), batch, shapes)}"
+        )
+
+
+def _source(shapes: Sequence[tuple[int, ...]]) -> str:
+    """Where the number of samples was read."""
+    if not shapes:
+        return ""
+    others = ", ".join(map(str, shapes[1:4])) + (" .." if len(shapes) > 4 else "")
+    return f". Samples are dimension 0 of the first tensor, here of shape {shapes[0]}{f'; others: {others}' if others else ''}"
+
+
+def _differ(batch: int, shapes: Sequence[tuple[int, ...]]) -> bool:
+    """Whether the first tensor may not have been the batch."""
+    return any(shape[0] not in (batch, 1) for shape in shapes)
+
+
+def _hint(losses: int, batch: int, shapes: Sequence[tuple[int, ...]]) -> str:
+    """What to do about so many losses. Nothing that would make one sample of several: those of one batch are alike in length."""
+    source = _source(shapes)
+    if _differ(batch, shapes):
+        return (
+            f"{source}. The tensors differ in their first dimension: call the model with one whose rows are the samples in front "
+            "(prompt.expand(len(x), -1) for what is the same for all, pad_sequence for a list of samples of unequal length)"
+        )
+    each, rest = divmod(losses, batch) if batch else (0, 1)
+    if rest == 0 and each > 1 and batch > 1:
+        return (
             f". If every sample has {each} in turn (a language model's tokens), take the mean of each sample's own: "
             f"losses.view({batch}, -1).mean(1), or weighed by its mask, (losses.view({batch}, -1) * mask).sum(1) / mask.sum(1)"
+            f"{source}"
         )
-        parts, left = divmod(batch, len(losses)) if len(losses) else (0, 1)
-        joined = (
+    parts, left = divmod(batch, losses) if losses else (0, 1)
+    if left == 0 and parts > 1 and losses > 1:
+        return (
             f". If each sample has {parts} rows in what the model was called with (torch.cat of {parts} views, say), call it "
-            "once for each, or attach a module that takes them all and joins them in its forward pass"
+            f"once for each, or attach a module that takes them all and joins them in its forward pass{source}"
         )
-        raise ValueError(
-            f"losses has {len(losses)} entries, but the model was last called with {batch} samples: give one loss per sample"
-            + hint * (rest == 0 and each > 1)
-            + joined * (left == 0 and parts > 1 and len(losses) > 1)
-        )
+    return source
 
 
 def check_loss_scale(scale: float, dtype: torch.dtype) -> None:

@@ -22,13 +22,13 @@ def find_blocks(model: nn.Module) -> tuple[str, ...]:
     parameters. A *sequence* is
 
     * the blocks in an ``nn.ModuleList`` or ``nn.ModuleDict``, of whatever class (hybrid models alternate), or
-    * the blocks of one class in an ``nn.Sequential`` (the class with most numbers), or
+    * the blocks of one class in an ``nn.Sequential`` (the class with most coordinates), or
     * siblings of one class whose names differ by a number (``block1``, ``block2``),
 
     two or more of them. The outermost sequence wins: the experts or heads inside a block are not blocks. A
     bare container in a sequence stands for the blocks in it (``layer1`` to ``layer4`` of a ResNet), or for
     itself if nothing repeats there. Sequences beside each other (encoder and decoder) all count, except
-    those of another class with less than a tenth of the largest one's numbers (a stem before a ViT).
+    those of another class with less than a tenth of the largest one's coordinates (a stem before a ViT).
 
     Frozen parameters count in finding the blocks, so freezing doesn't change what a block is; then blocks in
     which nothing trains are left out, because a group of them would be empty.

@@ -24,7 +24,7 @@ from .batch import tensors_in
 from .beside import settled, use_beside
 from .clipping import ClipFunction
 from .errors import CoverageError, GroupClipError, PrivacyViolation
-from .forward import Entrance, Forward, Passed
+from .forward import Entrance, Forward, Passed, shapes_of
 from .gate import Group, Slot
 from .groupnoise import GroupNoise
 from .hardened import HardenedNoise
@@ -139,7 +139,7 @@ class Engine:
         """
         self._require_attached()
         with torch._C.DisableTorchFunctionSubclass():
-            check_losses(losses, self._tape.require_batch())
+            check_losses(losses, self._tape.last_batch(), self._tape.shapes)
             check_loss_scale(loss_scale, losses.dtype)
             self._step.check_accumulation()
             held = [slot.param.grad is not None for slot in self._slots]
@@ -231,7 +231,7 @@ class Engine:
                 "the sample"
             )
         with self._tape.forward_pass():
-            self._tape.begin_forward(tensors[0].shape[0])
+            self._tape.begin_forward(tensors[0].shape[0], shapes_of(inputs))
             yield
 
     # ------------------------------------------------------------------ privacy

@@ -46,7 +46,7 @@ class Forward:
             return self._alone.run(inner, self._roles.read(args, kwargs, self._probe), self._arrangement)
         with self._tape.forward_pass():
             inputs = self._roles.read(args, kwargs, self._probe)
-            self._tape.begin_forward(inputs.batch)
+            self._tape.begin_forward(inputs.batch, shapes_of((args, kwargs)))
             return self._alone.run(inner, inputs, self._arrangement)
 
     def per_sample(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -62,7 +62,7 @@ class Forward:
         check_caller(self._model)
         check_coverage(self._model)
         with self._tape.forward_pass():
-            self._tape.begin_forward(lengths[0])
+            self._tape.begin_forward(lengths[0], shapes_of(args))
             return self._alone.run(function, Inputs(args, {}, frozenset(map(id, tensors)), lengths[0]))
 
     def _probe(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -90,6 +90,11 @@ def _undone(model: nn.Module) -> Iterator[None]:
                 f"the forward pass changes the weight {name!r}, and it takes more than one tensor, so which of them hold samples can't "
                 "be tried out without changing it more than once. Change the weight outside of forward(), after optimizer.step()"
             )
+
+
+def shapes_of(inputs: Any) -> tuple[tuple[int, ...], ...]:
+    """Of the tensors that may hold samples."""
+    return tuple(tuple(t.shape) for t in tensors_in(inputs) if t.dim() > 0)
 
 
 class Entrance:

@@ -27,7 +27,7 @@ from .guard import Slot
 from .norms import accumulation_dtype
 from .persample.base import PerSample
 from .persample.combine import combine
-from .tape import Tape, in_backward
+from .tape import ELSEWHERE, Tape, in_backward
 from .together import Part, is_inside_a_transform, natively
 
 #: Autograd runs ready nodes by descending sequence number. A gate must go before everything below it, or the group
@@ -244,8 +244,8 @@ class _Use:
             if token is not None and not torch._C._will_engine_execute_node(token.grad_fn):  # pyright: ignore
                 raise PrivacyViolation(
                     f"a gradient through group {gate.group.name!r} was asked for that isn't the training loss's own "
-                    "(torch.autograd.grad inside the loss, for adversarial examples or penalties): it would be clipped together "
-                    "with it. Compute it on a copy of the model, or before attaching"
+                    "(torch.autograd.grad, for adversarial examples or penalties): it would be clipped together with it. For "
+                    f"adversarial examples, {ELSEWHERE}. A penalty on gradients can't be clipped by sample: leave it out"
                 )
 
     def _run(self, saved: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:

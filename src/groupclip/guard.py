@@ -169,6 +169,7 @@ class Slot:
         if grad is not delivered:
             raise CoverageError(
                 f"a gradient reached parameter {self.name!r} that was not clipped: the parameter is used by an operation "
-                "that groupclip can't see (a custom autograd.Function or compiled code called with it). "
-                "Use ordinary torch operations on the parameter, or freeze it with requires_grad_(False) before attaching"
+                "that groupclip can't see (a custom autograd.Function or compiled code called with it), or the pass was made "
+                "before attach. Use ordinary torch operations on the parameter, or freeze it with requires_grad_(False) before "
+                "attaching; a pass from before attach has to be made again"
             )

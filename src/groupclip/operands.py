@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .errors import CoverageError
 from .gate import Slot, Target
-from .tape import Tape
+from .tape import ELSEWHERE, Tape
 
 if TYPE_CHECKING:
     from .derived import Derived
@@ -85,7 +85,8 @@ def tapes(private: Private) -> Iterator[Tape]:
     elif private._slot is None:
         raise CoverageError(
             "a private parameter without an engine is used with gradients: this model is a deep copy of an attached one. "
-            "Copy the model before attaching, call groupclip.attach on the copy, or use it under torch.no_grad()"
+            "To train the copy, call groupclip.attach on the copy; to look at its outputs, torch.no_grad(). For gradients that "
+            f"aren't training's, {ELSEWHERE}"
         )
     else:
         yield private._slot.group.tape

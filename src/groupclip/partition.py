@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
-
-from torch import nn
-from torch.nn.parameter import is_lazy
+from typing import TYPE_CHECKING, Any
 
 from .errors import CoverageError
-from .styles import PLANNED, computed, mapped, named_style
+
+if TYPE_CHECKING:
+    from torch import nn
 
 METHODS = ("auto", "gram", "instantiated")
 FORMAT = "groupclip-partition-1"
@@ -32,7 +31,7 @@ class Partition:
     Attributes:
         style: what it was made from: ``"uniform:4"``, ``"mapping"``, ``"function"`` ...
         groups: (group name, names of its parameters), in order.
-        numbers: how many scalars each group holds, in the same order.
+        numbers: how many coordinates (scalars) each group holds, in the same order.
         norm_methods: (parameter name, ``"auto"``, ``"gram"`` or ``"instantiated"``) where a plan chose one.
 
     Raises ``ValueError`` if the facts contradict each other.
@@ -122,12 +121,12 @@ class Partition:
     def __repr__(self) -> str:
         return (
             f"<Partition {self.style!r}: {len(self)} groups, {len(self._group_of)} parameters, "
-            f"{sum(self.numbers):,} numbers>"
+            f"{sum(self.numbers):,} coordinates>"
         )
 
     def __str__(self) -> str:
         threshold = f"{1 / math.sqrt(len(self)):.4g}"
-        rows = [("group", "parameters", "numbers", "threshold")]
+        rows = [("group", "parameters", "coordinates", "threshold")]
         rows += [
             (group, _abridged(members), f"{numbers:,}", threshold)
             for (group, members), numbers in zip(self.groups, self.numbers, strict=True)
@@ -230,6 +229,12 @@ def partition(
     parameter, claims one twice or matches nothing, and a model in which nothing trains; ``TypeError`` for a
     style of another type and for group names that aren't strings.
     """
+    # here, so that what only counts epsilon doesn't wait for torch
+    from torch import nn
+    from torch.nn.parameter import is_lazy
+
+    from .styles import PLANNED, computed, mapped, named_style
+
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}

@@ -1,4 +1,7 @@
-"""Figures as SVG text, drawn by matplotlib without a display and without its global state."""
+"""Figures as SVG text, drawn by matplotlib without a display and without its global state.
+
+Each figure of a report is one panel, as wide as a telephone: a page sets them side by side where there is room.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _BLUE, _RED, GREY = "#2563a8", "#b4442f", "#667080"
-COLOURS = (_BLUE, _RED, "#3b8a5a", "#8a5aa8", "#c08a2e", "#2e9aa8")
+COLOURS = (
+    *(_BLUE, _RED, "#3b8a5a", "#8a5aa8", "#c08a2e", "#2e9aa8"),
+    *("#e07b9a", "#16233f", "#7a4a21", "#8fbf3f", "#f2a65a", "#9aa7d9"),
+)
+"""No two alike: as many lines as there are colours can be told apart."""
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "path",  # looks the same wherever it is opened
     "svg.hashsalt": "groupclip",  # the same figure gives the same file
@@ -25,44 +32,35 @@ _STYLE: dict[Any, Any] = {
     "axes.titlesize": 10.0,
     "axes.titlelocation": "left",
 }
-_MOST_LINES = 12  # of one colour legend
+_LONGEST = 24  # characters of a group's name
+_SINGLE = 4.2  # inches, at the 96 pixels of a page: its words have their size of print on a telephone
 
 Curve = Sequence[tuple[float, float]]  # (x, y) points, x ascending
 
 
-def accuracy_and_epsilon(accuracy: Curve, epsilon: Curve, planned_epsilon: float, chance: float) -> str:
-    """Two panels over the steps: accuracy on held-out records, and epsilon spent.
+def accuracy(curve: Curve, levels: Mapping[str, float]) -> str:
+    """Accuracy on held-out records over the steps.
 
     Args:
-        accuracy: (step, share right); may be empty. epsilon: (step, epsilon spent).
-        planned_epsilon: drawn as the limit. chance: the accuracy of guessing, drawn as a line.
+        curve: (step, share right); may be empty. levels: what each level line means -> its share.
     """
-    with drawing(2) as (figure, (left, right)):
-        left.axhline(chance, color=GREY, linestyle=":", linewidth=1)
-        left.annotate(
-            "guessing",
-            (0.99, chance),
-            xycoords=("axes fraction", "data"),
-            ha="right",
-            va="bottom",
-            color=GREY,
-        )
-        if accuracy:
-            left.plot(*zip(*accuracy, strict=True), color=_BLUE, marker="o", markersize=3)
-        left.set(title="Accuracy on held-out records", xlabel="step", ylim=(0, 1))
-        left.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
-        right.axhline(planned_epsilon, color=GREY, linestyle=":", linewidth=1)
-        right.annotate(
-            "planned",
-            (0.01, planned_epsilon),
-            xycoords=("axes fraction", "data"),
-            ha="left",
-            va="bottom",
-            color=GREY,
-        )
-        if epsilon:
-            right.plot(*zip(*epsilon, strict=True), color=_RED)
-        right.set(title="Epsilon spent", xlabel="step", ylim=(0, planned_epsilon * 1.1))
+    with drawing(1, width=_SINGLE) as (figure, (axes,)):
+        for meaning, share in levels.items():
+            _level(axes, meaning, share, side="right")
+        if curve:
+            axes.plot(*zip(*curve, strict=True), color=_BLUE, marker="o", markersize=3)
+        axes.set(title="Accuracy on held-out records", xlabel="step", ylim=(0, 1))
+        axes.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+        return svg(figure)
+
+
+def epsilon(curve: Curve, planned: float) -> str:
+    """Epsilon spent over the steps: (step, epsilon), and the planned one as the limit."""
+    with drawing(1, width=_SINGLE) as (figure, (axes,)):
+        _level(axes, "planned", planned, side="left")
+        if curve:
+            axes.plot(*zip(*curve, strict=True), color=_RED)
+        axes.set(title="Epsilon spent", xlabel="step", ylim=(0, planned * 1.1))
         return svg(figure)
 
 
@@ -70,58 +68,59 @@ def noisy_norms(curves: Mapping[str, Curve], noise: Mapping[str, float]) -> str:
     """Norm of each group's noisy gradient over the steps, and what noise alone would give.
 
     Args:
-        curves: group -> (step, norm). noise: group -> root mean square of the norm of its noise.
+        curves: group -> (step, norm); at most as many as there are COLOURS.
+        noise: group -> root mean square of the norm of its noise.
     """
-    with drawing(1) as (figure, (axes,)):
-        for place, (group, curve) in enumerate(list(curves.items())[:_MOST_LINES]):
-            colour = COLOURS[place % len(COLOURS)]
-            if curve:
-                axes.plot(*zip(*curve, strict=True), color=colour, linewidth=1, label=group)
+    rows = -(-len(curves) // 2)
+    with drawing(1, height=2.8 + 0.18 * rows, width=_SINGLE) as (figure, (axes,)):
+        names = short_names(list(curves))
+        for name, colour, (group, curve) in zip(names, COLOURS, curves.items(), strict=False):
+            axes.plot(*zip(*curve, strict=True), color=colour, linewidth=1, label=name)
             axes.axhline(noise[group], color=colour, linestyle=":", linewidth=1)
-        rest = len(curves) - _MOST_LINES
-        title = "Norm of the noisy gradient; dotted: noise alone"
-        axes.set(title=title + (f" ({rest} more groups not drawn)" if rest > 0 else ""), xlabel="step")
+        axes.set(title="Norm of the noisy gradient; dotted: noise alone", xlabel="step")
         axes.set_ylim(bottom=0)
-        if any(curves.values()):
-            axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+        figure.legend(frameon=False, fontsize=8, loc="outside lower left", ncols=2)
         return svg(figure)
 
 
-def groups(sizes: Mapping[str, int], thresholds: Mapping[str, float]) -> str:
-    """One bar a group: numbers in it, and its clipping threshold R_m."""
-    names = list(sizes)
+def bars(values: Mapping[str, float], title: str) -> str:
+    """One bar a group."""
+    names = list(values)
     places = range(len(names))
-    with drawing(2, height=min(1.2 + 0.22 * len(names), 12.0)) as (figure, (left, right)):
-        left.barh(places, [sizes[name] for name in names], color=_BLUE)
-        left.set(title="Numbers in the group")
-        left.xaxis.set_major_formatter(lambda number, _: f"{number:,.0f}")
-        left.xaxis.set_major_locator(_few_ticks())
-        right.barh(places, [thresholds[name] for name in names], color=_RED)
-        right.set(title="Clipping threshold R_m")
+    with drawing(1, height=min(0.9 + 0.22 * len(names), 12.0), width=_SINGLE) as (figure, (axes,)):
+        axes.barh(places, [values[name] for name in names], color=_BLUE)
+        axes.set(title=title)
+        axes.xaxis.set_major_formatter(lambda number, _: f"{number:,.4g}" if number < 10_000 else f"{number:,.0f}")
+        axes.xaxis.set_major_locator(_few_ticks())
         every = max(1, len(names) // 40)
-        for axes in (left, right):
-            axes.set_yticks(places[::every])
-            axes.invert_yaxis()
-            axes.grid(visible=False, axis="y")
-        left.set_yticklabels([_short(name) for name in names[::every]])
-        right.set_yticklabels([])
+        axes.set_yticks(places[::every], short_names(names)[::every])
+        axes.invert_yaxis()
+        axes.grid(visible=False, axis="y")
         return svg(figure)
+
+
+def _level(axes: Axes, meaning: str, at: float, *, side: str) -> None:
+    axes.axhline(at, color=GREY, linestyle=":", linewidth=1)
+    place = 0.99 if side == "right" else 0.01
+    axes.annotate(
+        meaning, (place, at), xycoords=("axes fraction", "data"), ha=side, va="bottom", color=GREY, fontsize=8
+    )  # fmt: skip
 
 
 class drawing:
-    """Context of one figure with ``panels`` axes side by side; the style is set for that time alone."""
+    """Context of one figure of ``width`` times ``height`` inches with ``panels`` axes side by side; its style is set meanwhile."""
 
-    def __init__(self, panels: int, height: float = 2.8) -> None:
+    def __init__(self, panels: int, height: float = 2.8, width: float = 8.4) -> None:
         import matplotlib
 
-        self._panels, self._height = panels, height
+        self._panels, self._size = panels, (width, height)
         self._style = matplotlib.rc_context(_STYLE)
 
     def __enter__(self) -> tuple[Figure, tuple[Axes, ...]]:
         from matplotlib.figure import Figure
 
         self._style.__enter__()
-        figure = Figure(figsize=(8.4, self._height), layout="constrained")
+        figure = Figure(figsize=self._size, layout="constrained")
         return figure, tuple(figure.subplots(1, self._panels, squeeze=False)[0])
 
     def __exit__(self, *error: object) -> None:
@@ -140,5 +139,20 @@ def _few_ticks():
     return MaxNLocator(4)
 
 
-def _short(name: str) -> str:
-    return name if len(name) <= 24 else f"{name[:21]}..."
+def short_names(names: Sequence[str]) -> list[str]:
+    """The names of groups, at most 24 characters of each, still different: what all of them share goes, but for an item."""
+    if max(map(len, names), default=0) <= _LONGEST:
+        return list(names)
+    parts = [name.split(".") for name in names]
+    before, after = _shared(parts), _shared([p[::-1] for p in parts])
+    least = min(map(len, parts))
+    after = max(0, min(after, least - before - 1)) if len(names) > 1 else 0
+    before = max(before - 1, 0) if len(names) > 1 and before < least else 0
+    kept = [".".join(p[before : len(p) - after]) for p in parts]
+    short = [k if len(k) <= _LONGEST else f"{k[:7]}...{k[-11:]}" for k in kept]
+    return [s if short.count(s) == 1 else f"{s} {i}" for i, s in enumerate(short, 1)]
+
+
+def _shared(parts: Sequence[Sequence[str]]) -> int:
+    """With how many equal items all of them begin."""
+    return next((i for i, items in enumerate(zip(*parts, strict=False)) if len(set(items)) > 1), min(map(len, parts)))

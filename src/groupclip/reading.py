@@ -36,25 +36,30 @@ class Piece:
 
 
 class Reader(Protocol):
-    """Plans the micro-batches of a step, and reads them one by one."""
+    """Plans the micro-batches of a step, and says how they are read: rows fetched, by whatever process, then laid out."""
+
+    @property
+    def fetch(self) -> "Fetch": ...
 
     def plan(self, drawn: np.ndarray, *, key: bytes, step: int) -> list[Piece]: ...
 
-    def read(self, piece: Piece) -> Any: ...
+    def laid_out(self, piece: Piece, samples: Any) -> Any:
+        """The micro-batch made of what :attr:`fetch` gave for the rows of ``piece``."""
+        ...
 
 
 class BySample:
     """Micro-batches of at most ``microbatch`` samples."""
 
     def __init__(self, dataset: Any, microbatch: int, collate: Collate | None) -> None:
-        self._fetch, self._microbatch = _fetcher(dataset, collate), microbatch
+        self.fetch, self._microbatch = Fetch(dataset, collate), microbatch
 
     def plan(self, drawn: np.ndarray, *, key: bytes, step: int) -> list[Piece]:
         parts = [drawn[first : first + self._microbatch] for first in range(0, len(drawn), self._microbatch)]
         return [Piece(part.tolist(), len(part), len(part)) for part in parts]
 
-    def read(self, piece: Piece) -> Any:
-        return self._fetch(piece.rows)
+    def laid_out(self, piece: Piece, samples: Any) -> Any:
+        return samples
 
 
 class InPaddedBatches:
@@ -64,17 +69,17 @@ class InPaddedBatches:
     """
 
     def __init__(self, dataset: Any, microbatch: int, collate: Collate | None, largest: int) -> None:
-        self._fetch, self._microbatch, self._largest = _fetcher(dataset, collate), microbatch, largest
+        self.fetch, self._microbatch, self._largest = Fetch(dataset, collate), microbatch, largest
 
     def plan(self, drawn: np.ndarray, *, key: bytes, step: int) -> list[Piece]:
         size = self._microbatch
         parts = [drawn[first : first + size].tolist() for first in range(0, self._largest, size)]
         return [Piece(part + [0] * (size - len(part)), size, len(part)) for part in parts]
 
-    def read(self, piece: Piece) -> Padded:
+    def laid_out(self, piece: Piece, samples: Any) -> Padded:
         weights = torch.zeros(len(piece.rows))
         weights[: piece.real] = 1.0
-        return Padded(self._fetch(piece.rows), weights)
+        return Padded(samples, weights)
 
 
 class ByUser:
@@ -86,7 +91,7 @@ class ByUser:
     def __init__(
         self, dataset: Any, microbatch: int, collate: Collate | None, users: Sequence[Hashable], most: int | None
     ) -> None:
-        self._fetch, self._microbatch, self._most = _fetcher(dataset, collate), microbatch, most
+        self.fetch, self._microbatch, self._most = Fetch(dataset, collate), microbatch, most
         self._rows: dict[Hashable, list[int]] = {}
         for row, user in enumerate(users):
             self._rows.setdefault(user, []).append(row)
@@ -112,7 +117,7 @@ class ByUser:
                 pieces.append(Piece(rows, len(part), len(rows)))
         return pieces
 
-    def read(self, piece: Piece) -> Any:
+    def laid_out(self, piece: Piece, samples: Any) -> Any:
         count = len(piece.rows) // piece.units
 
         def by_user(leaf: Any) -> Any:
@@ -123,7 +128,7 @@ class ByUser:
                 )
             return leaf.unflatten(0, (piece.units, count))
 
-        return tree_map(by_user, self._fetch(piece.rows))
+        return tree_map(by_user, samples)
 
 
 @runtime_checkable
@@ -133,12 +138,25 @@ class _FetchesMany(Protocol):
     def __getitems__(self, indices: list[int]) -> list[Any]: ...
 
 
-def _fetcher(dataset: Any, collate: Collate | None) -> Callable[[list[int]], Any]:
-    """indices -> collated micro-batch."""
-    if type(dataset) is TensorDataset and collate is None:
-        # what default_collate gives for the tuples of a TensorDataset, by one index per tensor
-        return lambda indices: [tensor[indices] for tensor in dataset.tensors]
-    joined = default_collate if collate is None else collate
-    if isinstance(dataset, _FetchesMany):
-        return lambda indices: joined(dataset.__getitems__(indices))
-    return lambda indices: joined([dataset[index] for index in indices])
+@dataclass(frozen=True)
+class Fetch:
+    """Rows of a data set as one collated micro-batch. Can be sent to another process if data set and collate function can."""
+
+    dataset: Any
+    collate: Collate | None
+
+    def __call__(self, rows: list[int]) -> Any:
+        if type(self.dataset) is TensorDataset and self.collate is None:
+            # what default_collate gives for the tuples of a TensorDataset, by one index per tensor
+            return [tensor[rows] for tensor in self.dataset.tensors]
+        joined = default_collate if self.collate is None else self.collate
+        if isinstance(self.dataset, _FetchesMany):
+            return joined(self.dataset.__getitems__(rows))
+        return joined([self._item(row) for row in rows])
+
+    def _item(self, row: int) -> Any:
+        try:
+            return self.dataset[row]
+        except Exception as error:
+            error.add_note(f"groupclip was reading item {row} of the data set")
+            raise

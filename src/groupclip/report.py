@@ -14,8 +14,9 @@ from html import escape
 from typing import Any
 
 from . import plots
+from .figures import figure
+from .names import plain_name
 from .partition import Partition
-from .wording import figure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,7 @@ class RunReport:
     statement: (heading, words) of the guarantee. rows: of ``metrics.jsonl``. lost: (first, last) charged steps whose
     updates a crash lost. noise_stds: group -> standard deviation of the noise on every coordinate of the SUM of its clipped
     gradients, before the division by the expected batch size. test_accuracy: None if it was never measured.
+    chance: share of the commonest class of the held-out records. findings: sentences about a run that learnt little.
     pretraining: facts about public pretraining; empty without.
     """
 
@@ -48,6 +50,7 @@ class RunReport:
     pretraining: Mapping[str, Any]
     settings: Mapping[str, Any]
     environment: Mapping[str, str]
+    findings: Sequence[str] = ()
 
 
 def html_report(run: RunReport) -> str:
@@ -57,48 +60,57 @@ def html_report(run: RunReport) -> str:
         f"<h1>{escape(run.title)}</h1>",
         '<div class="figures">',
         _headline(accuracy, "accuracy on held-out records"),
+        *([] if run.test_accuracy is None else [_headline(f"{run.chance:.1%}", "by always naming the commonest class")]),
         _headline(figure(run.epsilon), f"epsilon at delta {run.delta:g}"),
         _headline(str(run.steps), "steps charged"),
         _headline(str(len(run.partition)), f"groups ({run.partition.style})"),
         "</div>",
+        *(f"<p><b>{escape(finding)}</b></p>" for finding in run.findings),
         "<h2>Privacy</h2>",
         *(f"<p><b>{escape(heading)}.</b> {escape(words)}</p>" for heading, words in run.statement),
         *_lost(run),
         "<h2>Course</h2>",
-        _image(_course(run), "accuracy on held-out records, and epsilon, over the steps"),
-        "<p>Held-out records are treated as public: the guarantee doesn't cover them. They were evaluated "
-        "at steps "
-        "fixed beforehand.</p>",
-        _image(_norms(run), "norm of the noisy gradient of each group over the steps"),
+        *_course(run),
+        "<p>Held-out records are treated as public: the guarantee doesn't cover them. They were evaluated at steps fixed "
+        "beforehand.</p>",
+        *_norms(run),
         "<h2>Groups</h2>",
-        _image(plots.groups(run.partition.sizes, run.thresholds), "size and threshold of each group"),
+        *_bars(run),
         _groups(run),
         f"<p>Noise multiplier {run.noise_multiplier:.6g}. Noise: its standard deviation on each coordinate of the group's "
         "summed gradient, and after the division by the expected batch size "
         f"{run.expected_batch_size:g}.</p>",
         "<h2>Data</h2>",
-        _table(run.data),
-        *(["<h2>Public pretraining</h2>", _table(run.pretraining)] if run.pretraining else []),
+        table(run.data),
+        *(["<h2>Public pretraining</h2>", table(run.pretraining)] if run.pretraining else []),
         "<h2>Settings</h2>",
-        _table(run.settings),
+        table(run.settings),
         "<h2>Made with</h2>",
-        _table(run.environment),
-        "<p>Not in this report, because no noise covers them: losses and gradient norms of samples, sizes "
-        "of batches, "
-        "and how long steps took.</p>",
+        table(run.environment),
+        "<p>Not in this report, because no noise covers them: losses and gradient norms of samples, sizes of batches, and how "
+        "long steps took.</p>",
     ]
     body = "\n".join(parts)
-    return _PAGE.format(title=escape(run.title), body=body)
+    return page(run.title, body)
 
 
-def _course(run: RunReport) -> str:
+def page(title: str, body: str) -> str:
+    """A whole HTML page; ``body`` is HTML, ``title`` isn't."""
+    return _PAGE.format(title=escape(title), body=body)
+
+
+def _course(run: RunReport) -> list[str]:
     kept = [row for row in run.rows if not _is_lost(run, row["step"])]
     accuracy = [(row["step"], row["test_accuracy"]) for row in kept if "test_accuracy" in row]
     epsilon = [(row["step"], row["epsilon"]) for row in run.rows]
-    return plots.accuracy_and_epsilon(accuracy, epsilon, run.planned_epsilon, run.chance)
+    return _side_by_side(
+        (plots.accuracy(accuracy, {"guessing": run.chance}), "accuracy on held-out records over the steps"),
+        (plots.epsilon(epsilon, run.planned_epsilon), "epsilon spent over the steps"),
+    )
 
 
-def _norms(run: RunReport) -> str:
+def _norms(run: RunReport) -> list[str]:
+    """The groups whose noisy gradient is larger than its noise; noise alone needs no figure."""
     curves = {
         group: [
             (row["step"], row["noisy_gradient_norm"][group])
@@ -107,8 +119,40 @@ def _norms(run: RunReport) -> str:
         ]
         for group in run.partition
     }
-    expected = {g: run.noise_stds[g] * math.sqrt(n) / run.expected_batch_size for g, n in run.partition.sizes.items()}
-    return plots.noisy_norms(curves, expected)
+    sizes = run.partition.sizes
+    noise = {g: run.noise_stds[g] * math.sqrt(n) / run.expected_batch_size for g, n in sizes.items()}
+    above = {g: _above_noise([norm for _, norm in curve], noise[g], sizes[g]) for g, curve in curves.items()}
+    seen = sorted((g for g, times in above.items() if times > 0), key=lambda g: -above[g])
+    shown = {group: curves[group] for group in run.partition if group in seen[: len(plots.COLOURS)]}
+    told = []
+    if shown:
+        told += _side_by_side((plots.noisy_norms(shown, noise), "norm of the noisy gradient over the steps"))
+    if len(shown) < len(seen):
+        told.append(f"<p>The {len(shown)} of {len(seen)} groups that stand out most are drawn.</p>")
+    hidden = len(run.partition) - len(seen)
+    if hidden and any(curves.values()):
+        whose = "every group" if not shown else f"the other {hidden} groups" if hidden > 1 else "the other group"
+        told.append(f"<p>The noisy gradient of {whose} is about as large as its noise alone, and isn't drawn.</p>")
+    return told
+
+
+def _above_noise(norms: Sequence[float], noise: float, size: int) -> float:
+    """Mean square of the norms over that of noise alone, less 1; 0 where neither an eye nor a test would see it."""
+    if not norms or noise == 0:
+        return 0.0
+    excess = math.fsum(norm * norm for norm in norms) / len(norms) / noise**2 - 1
+    chance = math.sqrt(2 / (size * len(norms)))  # its standard deviation where there is noise alone
+    return excess if excess >= max(0.1, 4 * chance) else 0.0
+
+
+def _bars(run: RunReport) -> list[str]:
+    """Sizes and thresholds, where they differ between groups; the table has all of them."""
+    asked = (
+        (run.partition.sizes, "Coordinates in the group", "size of each group"),
+        (run.thresholds, "Clipping threshold R_m", "threshold of each group"),
+    )
+    figures = [(plots.bars(v, title), meaning) for v, title, meaning in asked if len(set(v.values())) > 1]
+    return _side_by_side(*figures) if figures else []
 
 
 def told_lost(lost: Sequence[tuple[int, int]]) -> str:
@@ -135,19 +179,32 @@ def _groups(run: RunReport) -> str:
         f"<td>{run.noise_stds[group] / run.expected_batch_size:.3g}</td></tr>"
         for group in run.partition
     )
-    head = "<tr><th>group</th><th>parameters</th><th>numbers</th><th>threshold R_m</th><th>noise</th>"
+    head = "<tr><th>group</th><th>parameters</th><th>coordinates</th><th>threshold R_m</th><th>noise</th>"
     head += "<th>noise / batch size</th></tr>"
-    return f'<table class="numbers">{head}{rows}</table>'
+    return _scrolling(f'<table class="numbers">{head}{rows}</table>', "groups")
 
 
-def _table(facts: Mapping[str, Any]) -> str:
-    rows = "".join(f"<tr><th>{escape(k)}</th><td>{escape(_text(v))}</td></tr>" for k, v in facts.items())
-    return f"<table>{rows}</table>"
+def table(facts: Mapping[str, Any]) -> str:
+    """Names and values in two columns."""
+    rows = "".join(
+        f"<tr><th>{escape(plain_name(k))}</th><td>{escape(_text(v, options=k.endswith('_options')))}</td></tr>"
+        for k, v in facts.items()
+    )
+    return _scrolling(f"<table>{rows}</table>", "facts")
 
 
-def _text(value: Any) -> str:
+def _scrolling(table: str, meaning: str) -> str:
+    # reached by the keyboard too, so that its right end can be seen without a mouse
+    return f'<div class="table" role="region" aria-label="{meaning}" tabindex="0">{table}</div>'
+
+
+def _text(value: Any, *, options: bool = False) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, Mapping):
-        return ", ".join(f"{k}: {_text(v)}" for k, v in value.items())
+        return ", ".join(
+            f"{plain_name(k) if options else k}: {_text(v)}" for k, v in value.items()
+        )  # else k is a group
     if isinstance(value, (list, tuple)):
         return ", ".join(map(_text, value))
     return f"{value:g}" if isinstance(value, float) else str(value)
@@ -155,6 +212,11 @@ def _text(value: Any) -> str:
 
 def _headline(value: str, meaning: str) -> str:
     return f"<div><strong>{escape(value)}</strong><span>{escape(meaning)}</span></div>"
+
+
+def _side_by_side(*figures: tuple[str, str]) -> list[str]:
+    """(SVG, what it shows) of each; below each other where the page is narrow."""
+    return ['<div class="charts">', *(_image(*figure) for figure in figures), "</div>"]
 
 
 def _image(svg: str, meaning: str) -> str:
@@ -177,10 +239,15 @@ h2 {{ font-size: 1.1rem; margin-top: 2.2rem; padding-bottom: .2rem; border-botto
 .figures {{ display: flex; flex-wrap: wrap; gap: 1rem 2.5rem; }}
 .figures strong {{ display: block; font-size: 1.6rem; font-weight: 600; }}
 .figures span {{ color: #596273; }}
-img {{ width: 100%; height: auto; }}
+.charts {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 22rem), 1fr)); gap: 1rem; }}
+.charts img {{ width: 100%; max-width: 34rem; height: auto; }}
+.table {{ overflow-x: auto; }}
+p {{ overflow-wrap: anywhere; }}
 table {{ border-collapse: collapse; }}
 th, td {{ text-align: left; vertical-align: top; padding: .15rem 1.2rem .15rem 0; }}
-table th {{ font-weight: 500; color: #596273; white-space: nowrap; }}
+table th {{ font-weight: 500; color: #596273; }}
+.numbers th, .numbers td {{ white-space: nowrap; }}
+td {{ overflow-wrap: break-word; }}
 .numbers td + td, .numbers th + th {{ text-align: right; font-variant-numeric: tabular-nums; }}
 </style>
 </head>

@@ -8,17 +8,18 @@ import bisect
 import itertools
 import threading
 import weakref
-from collections.abc import Hashable, Iterator, Sequence, Sized
+from collections.abc import Generator, Hashable, Iterator, Sequence, Sized
 from typing import Any
 
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from groupclip.draws import drawn
 from groupclip.errors import PrivacyViolation
 from groupclip.keystream import KEY_BYTES, new_key
 from groupclip.mechanism import Mechanism
+from groupclip.naming import check_users
 from groupclip.reading import BySample, ByUser, Collate, InPaddedBatches, Piece, Reader
+from groupclip.workers import Workers, steps_read
 
 
 def poisson_batches(
@@ -29,13 +30,17 @@ def poisson_batches(
     start: int = 0,
     collate: Collate | None = None,
     key: bytes | None = None,
+    num_workers: int = 0,
+    prefetch: int = 2,
 ) -> "LogicalBatches":
     """:func:`logical_batches` of a mechanism whose sampling is "poisson" and whose unit is the sample."""
     if mechanism.sampling != "poisson":
         raise ValueError(
             f"the mechanism was planned for sampling={mechanism.sampling!r}: use groupclip.logical_batches, which draws so"
         )
-    return logical_batches(dataset, mechanism, microbatch, start=start, collate=collate, key=key)
+    return logical_batches(
+        dataset, mechanism, microbatch, start=start, collate=collate, key=key, num_workers=num_workers, prefetch=prefetch
+    )
 
 
 def logical_batches(
@@ -49,6 +54,8 @@ def logical_batches(
     start: int = 0,
     collate: Collate | None = None,
     key: bytes | None = None,
+    num_workers: int = 0,
+    prefetch: int = 2,
 ) -> "LogicalBatches":
     """One :class:`LogicalBatch` per planned step; iterating it yields collated micro-batches, possibly none.
 
@@ -65,6 +72,9 @@ def logical_batches(
         collate: list of samples -> micro-batch; ``torch.utils.data.default_collate`` by default.
         key: 32 bytes, for tests only: with a known key the batches are known. Steps on them are counted as those of a
             user's own sampling, and the statement says that it can't vouch for it.
+        num_workers: processes that read the data set, ahead of the loop; by default the main process reads. They are told rows and
+            nothing else, change no result, and end with the iterator. Data set and collate function must be picklable.
+        prefetch: micro-batches that each worker has under way.
 
     Guarantee: the batches follow the law of ``mechanism.sampling``, independently over steps. Poisson:
         P(sample i in the batch of step t) = floor(q * 2^64) / 2^64, independently over all i and t.
@@ -72,8 +82,9 @@ def logical_batches(
     Raises:
         ValueError: another number of samples (or users) than ``mechanism.dataset_size``; ``start`` outside [0,
             mechanism.steps]; users given for a mechanism of samples, or not given for one of users.
-        TypeError: a data set without length or index.
+        TypeError: a data set without length or index; when iterated, one that can't be sent to a worker.
     """
+    workers = Workers(num_workers, prefetch)
     if isinstance(microbatch, bool) or not isinstance(microbatch, int):
         raise TypeError(f"microbatch={microbatch!r} must be a whole number (int)")
     if microbatch < 1:
@@ -91,17 +102,20 @@ def logical_batches(
         reader: Reader = _by_user(dataset, size, mechanism, microbatch, collate, users, samples_per_user, padded)
     else:
         reader = _by_sample(dataset, size, mechanism, microbatch, collate, users, samples_per_user, padded)
-    return LogicalBatches(mechanism, reader, start, key)
+    return LogicalBatches(mechanism, reader, start, key, workers)
 
 
 class LogicalBatches:
     """The steps ``start .. mechanism.steps`` of a run; see :func:`logical_batches`. Its length is public."""
 
-    def __init__(self, mechanism: Mechanism, reader: Reader, start: int, key: bytes | None) -> None:
+    def __init__(
+        self, mechanism: Mechanism, reader: Reader, start: int, key: bytes | None, workers: Workers
+    ) -> None:
         self.mechanism = mechanism
         self.start = start
         self._reader = reader
         self._key = key
+        self._workers = workers
 
     def __len__(self) -> int:
         return self.mechanism.steps - self.start
@@ -109,27 +123,31 @@ class LogicalBatches:
     def __repr__(self) -> str:
         return f"LogicalBatches(steps {self.start}..{self.mechanism.steps} of {self.mechanism})"
 
-    def __iter__(self) -> Iterator["LogicalBatch"]:
+    def __iter__(self) -> Generator["LogicalBatch", None, None]:
         # a new key for every pass: two passes under one key would draw the same batches
         key = new_key() if self._key is None else self._key
         run = _Run(self.mechanism, secret=self._key is None)
-        for step in range(self.start, self.mechanism.steps):
-            pieces = self._reader.plan(drawn(self.mechanism, key=key, step=step), key=key, step=step)
-            # the local name keeps the batch alive for claim() until the next one is drawn
-            batch = LogicalBatch(run, step, pieces, self._reader)
-            run.drawn.append(batch._number)
-            del pieces
-            yield batch
+        plans = (
+            self._reader.plan(drawn(self.mechanism, key=key, step=step), key=key, step=step)
+            for step in range(self.start, self.mechanism.steps)
+        )
+        with steps_read(self._reader, plans, self._workers) as steps:
+            for step, (pieces, microbatches) in enumerate(steps, self.start):
+                # the local name keeps the batch alive for claim() until the next one is drawn
+                batch = LogicalBatch(run, step, pieces, microbatches)
+                run.drawn.append(batch._number)
+                del pieces, microbatches
+                yield batch
 
 
 class LogicalBatch:
     """The samples of one step, in micro-batches; may hold none. Can be iterated once. Its size is secret."""
 
-    def __init__(self, run: "_Run", step: int, pieces: list[Piece], reader: Reader) -> None:
+    def __init__(self, run: "_Run", step: int, pieces: list[Piece], microbatches: Iterator[Any]) -> None:
         self.step = step
         self._run = run
         self._pieces = pieces
-        self._reader = reader
+        self._read = microbatches
         self._handed_out = 0
         self._begun = False
         self._claimed_by: set[int] = set()
@@ -152,8 +170,7 @@ class LogicalBatch:
         return self._microbatches()
 
     def _microbatches(self) -> Iterator[Any]:
-        for piece in self._pieces:
-            samples = self._reader.read(piece)
+        for piece, samples in zip(self._pieces, self._read, strict=True):
             self._handed_out += piece.units
             yield samples
 
@@ -289,12 +306,7 @@ def _by_user(
         raise ValueError(
             f"users has {len(users)} entries for {size} samples: give one a sample, in the data set's order"
         )
-    strange = next((user for user in users if isinstance(user, Tensor) or user != user), None)
-    if strange is not None:
-        raise ValueError(
-            f"users holds {strange!r}, which doesn't equal itself as another entry: samples of one user would count as of several. "
-            "Name each sample's user by a text or a whole number (tensor.tolist())"
-        )
+    check_users(users)
     if padded:
         raise ValueError("padded=True isn't available for users: their micro-batches have the shapes of their users")
     if samples_per_user is not None and samples_per_user < 1:

@@ -51,12 +51,19 @@ def spent_by(step: Step, steps: int, delta: float, found: Bounds, accountant: st
 
 def warn_if_lax(delta: float, dataset_size: int, unit: str) -> None:
     """Say in the log that a delta is too large to mean anything: see :func:`default_delta`."""
-    if delta > 1 / dataset_size:
+    if told := told_lax(delta, dataset_size, unit):
         logging.getLogger("groupclip").warning(
-            "delta %g is more than one in the number of %ss (%s): publishing one of them whole would satisfy it. "
-            "Ask for at most %.3g",
-            delta, unit, f"{dataset_size:,}", default_delta(dataset_size),
-        )  # fmt: skip
+            "delta %g is %s. Ask for at most %.3g", delta, told, default_delta(dataset_size)
+        )
+
+
+def told_lax(delta: float, dataset_size: int, unit: str) -> str:
+    """How much a delta of 1/n or more is, and why that means nothing; "" below 1/n."""
+    share = 1 / dataset_size
+    if delta < share:
+        return ""
+    much = "more than" if delta > share else "as much as"
+    return f"{much} one in the number of {unit}s ({dataset_size:,}): publishing one of them whole would satisfy it"
 
 
 def default_delta(dataset_size: int) -> float:

@@ -4,9 +4,7 @@ A record holds public facts only, and refuses to exist where the noise that was 
 mechanism's. Every figure that is printed is rounded against the user: epsilon up.
 """
 
-import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -14,12 +12,14 @@ from typing import Any
 
 from groupclip import accounting
 from groupclip.allocation import noise_multiplier_of
+from groupclip.card import model_card as model_card
 from groupclip.errors import PrivacyViolation
 from groupclip.ledger import SAMPLERS, Ledger
 from groupclip.mechanism import Mechanism
 from groupclip.partition import Partition
 from groupclip.spent import PrivacySpent
 
+SCHEMA = "groupclip-privacy-record-1"  # of the record as JSON: another one where a key changes its meaning
 _ROUNDING = 1e-9  # relative; float64 sums over any number of groups stay far below
 _UNITS = {
     "sample": "one sample: one row of the training data",
@@ -195,6 +195,7 @@ class PrivacyRecord:
         """JSON-able; ``epsilon`` is None where none is claimed."""
         spent = self.spent
         return {
+            "schema": SCHEMA,
             "private": not self.obstacles,
             "obstacles": list(self.obstacles),
             "unit_of_privacy": self.unit,
@@ -247,53 +248,3 @@ class PrivacyRecord:
 def software() -> dict[str, str]:
     """Versions of what the guarantee rests on."""
     return {name: version(name) for name in ("groupclip", "torch", "dp-accounting")}
-
-
-def model_card(
-    record: PrivacyRecord,
-    *,
-    title: str = "A privately trained model",
-    introduction: str = "",
-    tags: Sequence[str] = (),
-    sections: Mapping[str, str] | None = None,
-) -> str:
-    """The README.md of a release: a Hugging Face header, the statement, and the facts as a table.
-
-    Args:
-        introduction: Markdown under the title. sections: heading -> Markdown, after the statement. Both are the
-            caller's, and must hold nothing that was computed on private data without noise.
-        tags: more tags for the header. "differential-privacy" is among them only if an epsilon is claimed.
-    """
-    from groupclip.wording import facts, paragraphs
-
-    private = ["differential-privacy", "dp-sgd"] if not record.obstacles else []
-    listed = "".join(f"- {json.dumps(tag)}\n" for tag in dict.fromkeys([*private, "groupclip", *tags]))
-    parts = [f"---\nlibrary_name: pytorch\ntags:\n{listed}---\n", f"# {title}"]
-    if introduction:
-        parts.append(introduction)
-    parts.append("## Privacy")
-    parts += [f"**{_cell(heading)}.** {_inline(words)}" for heading, words in paragraphs(record)]
-    parts.append("## The facts of the run")
-    rows = "\n".join(f"| {_cell(name)} | {_cell(value)} |" for name, value in facts(record))
-    parts.append(f"| fact | value |\n| --- | --- |\n{rows}")
-    parts.append("### Groups")
-    groups = "\n".join(
-        f"| {_cell(name)} | {bound:.6g} | {record.noise_std[name]:.6g} |" for name, bound in record.thresholds.items()
-    )
-    parts.append(
-        f"One {record.mechanism.unit} adds at most the threshold to the summed gradient of a group (l2 norm); every coordinate of "
-        "that sum gets Gaussian noise of the standard deviation beside it.\n\n"
-        f"| group | threshold R_m | noise std |\n| --- | --- | --- |\n{groups}"
-    )
-    for heading, words in (sections or {}).items():
-        parts += [f"## {heading}", words]
-    return "\n\n".join(parts) + "\n"
-
-
-def _inline(text: str) -> str:
-    """Plain words as Markdown: names may hold characters that Markdown reads."""
-    return re.sub(r"([\\`*_<>\[\]])", r"\\\1", text)
-
-
-def _cell(text: str) -> str:
-    return _inline(" ".join(text.split())).replace("|", "\\|")

@@ -25,6 +25,12 @@ from .sampling import check_filling, claim, drawn_so_far, in_use
 
 _log = logging.getLogger("groupclip")
 
+#: After something went wrong in a logical batch. One that is drawn and has no step is no batch of the plan's sampling any more.
+AGAIN = (
+    "call engine.discard() and backpropagate all micro-batches of this logical batch again (keep them in a list), or give it up: "
+    "the next step counts as your own sampling then"
+)
+
 
 class PrivateStep:
     """What lies between the clipped sums in ``p.grad`` and ``optimizer.step``.
@@ -217,7 +223,7 @@ class PrivateStep:
                 f"p.grad of {_some(changed)} isn't what the last backward pass left there, so the noise wouldn't fit it. Leave "
                 "gradients alone until optimizer.step: no scaling, no clip_grad_norm_ (inf writes them anew too, as the Trainer of "
                 "Hugging Face does in every step: docs/huggingface.md has a loop to use instead). If it was a GradScaler: "
-                f"{_SCALER}. Call engine.discard() to give up this logical batch"
+                f"{_SCALER}. To go on, {AGAIN}"
             )
 
     def _gradients(self) -> Iterator[tuple[Slot, Tensor | None]]:
@@ -230,7 +236,7 @@ class PrivateStep:
         if not all(_is_finite(total) for total in sums if total is not None):
             raise PrivacyViolation(
                 "a summed gradient isn't finite, though every sample was bounded: the sum is too large for its dtype. Call "
-                "engine.discard() to give up this logical batch, and use a smaller threshold or float32 parameters"
+                "engine.discard() to give up this logical batch, and attach again with a smaller threshold or float32 parameters"
             )
 
     def _make_private(self, expected_batch_size: float) -> None:
@@ -309,6 +315,5 @@ def _is_finite(x: Tensor) -> bool:
 
 
 _BROKEN = (
-    "an earlier backward pass of this logical batch failed half-way, so p.grad holds a part of its samples; call "
-    "engine.discard() to give the logical batch up, and go on with the next one"
+    f"an earlier backward pass of this logical batch failed half-way, so p.grad holds a part of its samples; {AGAIN}"
 )

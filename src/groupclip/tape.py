@@ -20,6 +20,12 @@ from .together import NATIVE, Part, natively, saved_tensor_hooks, side_by_side
 
 LossReduction = Literal["none", "mean", "sum"]
 
+#: Where to take gradients that no optimizer is to step by: an attached model's are clipped, or refused.
+ELSEWHERE = (
+    "freeze the parameters meanwhile (p.requires_grad_(False), and True again before the next pass that trains), or take it on "
+    "another model of the same class, after twin.load_state_dict(model.state_dict())"
+)
+
 
 class Observer(Protocol):
     """Is told what happens to parameters in a pass: names and ways, never a value."""
@@ -45,6 +51,7 @@ class Tape:
         batch: B of the latest forward pass that records gradients; None before the first.
         part: the samples that the forward pass under way is of; None outside of one.
         beside: the parameters that were used beside a forward pass since the last backward (:mod:`groupclip.beside`).
+        shapes: of the tensors that it was called with; B is dimension 0 of the first.
         permitted: B of the backward pass of ``engine.backward`` that is under way.
         loss_scale: what its losses are multiplied by.
         ended: the groups that ended in that backward pass.
@@ -58,6 +65,7 @@ class Tape:
     batch: int | None = None
     part: Part | None = None
     beside: dict[Any, Tensor] = field(default_factory=dict)
+    shapes: tuple[tuple[int, ...], ...] = ()
     permitted: int | None = None
     loss_scale: float = 1.0
     ended: set[str] = field(default_factory=set)
@@ -95,9 +103,9 @@ class Tape:
         finally:
             self.leave()
 
-    def begin_forward(self, batch: int) -> None:
-        """B samples come."""
-        self.batch, self._inside = batch, True
+    def begin_forward(self, batch: int, shapes: tuple[tuple[int, ...], ...]) -> None:
+        """B samples come, in tensors of these shapes."""
+        self.batch, self.shapes, self._inside = batch, shapes, True
 
     @contextmanager
     def on(self, part: Part) -> Iterator[None]:
@@ -161,6 +169,10 @@ class Tape:
             )
         return self.batch
 
+    def last_batch(self) -> int:
+        """B of the latest forward pass, for losses that come from it."""
+        return self.require_batch() if self.batch is None else self.batch
+
     @contextmanager
     def permit(self, batch: int, loss_scale: float) -> Iterator[None]:
         """Allow gates to clip: the gradient under way is that of the SUM of ``batch`` per-sample losses, times ``loss_scale``."""
@@ -182,7 +194,8 @@ class Tape:
             raise PrivacyViolation(
                 "backward was called on a reduced loss, so how much each sample weighs in it isn't known; call "
                 "engine.backward(losses) with one loss per sample (reduction='none'), or attach with "
-                "loss_reduction='mean' or 'sum' if the loss is that over the samples of the batch"
+                "loss_reduction='mean' or 'sum' if the loss is that over the samples of the batch. If it was a gradient for "
+                f"another purpose (torch.autograd.grad for adversarial examples): {ELSEWHERE}"
             )
 
     def scale(self, batch: int) -> float:

@@ -3,6 +3,7 @@
 import math
 
 from groupclip import accounting
+from groupclip.figures import figure, reading
 from groupclip.noise import KEY_GIVEN
 from groupclip.statement import MECHANISMS, SAMPLINGS, PrivacyRecord, software
 
@@ -20,19 +21,13 @@ _BATCHES = {
     "without-replacement": "each batch is a random choice of exactly {batch:,} of the {n:,} {unit}s",
     "full-batch": "each batch holds all {n:,} {unit}s",
 }
-# The usual reading of epsilon: Ponomareva et al., "How to DP-fy ML" (2023), section 5.2
-_READINGS = (
-    (1.0, "strong"),
-    (10.0, "the range that is usual for trained models: useful, and not strong"),
-    (50.0, "weak: the formal guarantee alone rules out little"),
-    (math.inf, "no meaningful guarantee: do not describe the model as private on the ground of this figure"),
-)
 
 
 def paragraphs(record: PrivacyRecord) -> list[tuple[str, str]]:
     """(heading, words), the result first."""
     told = [("Result", _result(record))]
     if not record.obstacles:
+        told = [("Result", f"{_result(record)} {lead(record)}")]
         told += [("What it means", _meaning(record)), ("Who is protected", _protected(record))]
     told += [
         ("How it was done", _method(record)),
@@ -44,6 +39,15 @@ def paragraphs(record: PrivacyRecord) -> list[tuple[str, str]]:
         told.append(("What is covered", _covered(record)))
     told.append(("What is not covered", _not_covered(record)))
     return told
+
+
+def lead(record: PrivacyRecord) -> str:
+    """Whom the guarantee is about, which every reader has to know."""
+    if record.obstacles:
+        return "NOT PRIVATE: no epsilon is claimed, for the reasons that are told below."
+    if record.mechanism.unit == "user":
+        return "The guarantee is about one user; a person who stands behind several users is protected less."
+    return "The guarantee is about one sample; a person with several samples in the data is protected less."
 
 
 def facts(record: PrivacyRecord) -> list[tuple[str, str]]:
@@ -80,21 +84,6 @@ def facts(record: PrivacyRecord) -> list[tuple[str, str]]:
     ]
 
 
-def figure(epsilon: float) -> str:
-    """Three significant digits, rounded up: the printed guarantee is never better than the proven one."""
-    if epsilon == 0:
-        return "0"
-    unit = 10.0 ** (math.floor(math.log10(epsilon)) - 2)
-    # less a hair, so that 2.0 isn't printed as 2.01
-    rounded = math.ceil(epsilon / unit - 1e-9) * unit
-    return f"{rounded:,.{max(0, -round(math.log10(unit)))}f}" if rounded >= 1e-3 else f"{rounded:.3g}"
-
-
-def reading(epsilon: float) -> str:
-    """What a figure amounts to, in words."""
-    return next(words for limit, words in _READINGS if epsilon <= limit)
-
-
 def _result(record: PrivacyRecord) -> str:
     if record.obstacles:
         return (
@@ -127,11 +116,13 @@ def _meaning(record: PrivacyRecord) -> str:
     assert spent is not None
     factor = figure(math.exp(spent.epsilon)) if spent.epsilon < 50 else f"e^{figure(spent.epsilon)}"
     unit = record.mechanism.unit
-    odds = "" if record.delta > 1 / record.mechanism.dataset_size else f", less than one in the number of {unit}s"
+    size = record.mechanism.dataset_size
+    odds = f", less than one in the number of {unit}s" if record.delta < 1 / size else ""
+    much = "MORE than" if record.delta > 1 / size else "as much as"
     lax = (
         ""
         if odds
-        else f" That is MORE than one in the number of {unit}s ({record.mechanism.dataset_size:,}), and so too lax: "
+        else f" That is {much} one in the number of {unit}s ({size:,}), and so too lax: "
         "state epsilon at a smaller delta."
     )
     return (

@@ -48,6 +48,25 @@ def audited(trials: int, factor: float = 1.0, sigma: float = 1.0, **settings: ob
     return gc.audit(model, losses, (x, y), "layer-wise", mechanism, trials=trials, **given)  # type: ignore[arg-type]
 
 
+def test_progress_is_told_and_nothing_warns_of_the_audits_own_batches(caplog: pytest.LogCaptureFixture) -> None:
+    seen: list[int] = []
+    audited(12, progress=seen.append)
+    assert seen == list(range(1, 13))
+    assert caplog.messages == []
+
+
+def test_a_batch_of_ones_own_still_warns_after_an_audit(caplog: pytest.LogCaptureFixture) -> None:
+    audited(10)
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mechanism = gc.Mechanism(dataset_size=100, expected_batch_size=10, steps=2, noise_multiplier=1.0)
+    engine = gc.attach(model, optimizer, "all-layer", mechanism)
+    engine.backward(model(torch.randn(4, 3)).square().sum(1))
+    optimizer.step()
+    engine.detach()
+    assert "on a batch that groupclip didn't draw" in caplog.text
+
+
 @pytest.mark.parametrize("adjacency", ["add-or-remove-one", "zero-out", "replace-one"])
 def test_a_sound_step_is_bounded_from_both_sides(adjacency: str) -> None:
     report = audited(500, adjacency=adjacency)

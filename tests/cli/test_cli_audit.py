@@ -84,6 +84,20 @@ def test_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no statistic of a private sample" in text
 
 
+def test_progress_goes_to_standard_error_and_nothing_warns_of_the_audits_own_batches(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert run(SMALL) == 0
+    told, progress = capsys.readouterr()
+    assert "step audit: one step on each of two made-up batches, 40 trials\n  4 of 40 trials\n" in progress
+    assert "one-run audit: a run with 60 canaries, 3 steps\n  1 of 3 steps\n" in progress
+    assert "  40 of 40 trials\n" in progress
+    assert "of 40 trials" not in told
+    assert caplog.messages == []
+    assert run([*SMALL, "--quiet", "--canaries", "0"]) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_a_violation_is_a_failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     add = SecureNoise.add_
     monkeypatch.setattr(SecureNoise, "add_", lambda self, tensor, std: add(self, tensor, std / 10))
@@ -140,7 +154,7 @@ def test_the_plan_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         (["--epsilon", "-1"], "epsilon"),
         (["--trials", "1"], "trials"),
         (["--noise-multiplier", "1"], "give either --epsilon or --noise-multiplier"),
-        (["--sampling", "without-replacement"], "use adjacency='replace-one'"),
+        (["--sampling", "without-replacement"], "use --adjacency='replace-one'"),
     ],
 )
 def test_wrong_arguments(wrong: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

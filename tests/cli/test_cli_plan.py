@@ -10,7 +10,7 @@ import pytest
 from groupclip import Mechanism
 from groupclip.cli import main
 from groupclip.cli.app import run
-from groupclip.wording import figure
+from groupclip.figures import figure
 
 PAPER = ["--dataset-size", "50000", "--batch-size", "1000", "--epochs", "5", "--delta", "1e-5"]
 
@@ -66,7 +66,7 @@ def test_people_get_words(capsys):
         (["calibrate", *PAPER, "--epsilon", "2", "--steps", "5"], "give either --epochs or --steps, not both"),
         (["calibrate", *PAPER[:4], "--epsilon", "2"], "give either --epochs or --steps"),
         (["epsilon", *PAPER[:-1], "2", "--noise-multiplier", "1"], "delta=2.0 must be in"),
-        (["epsilon", *PAPER, "--noise-multiplier", "0"], "noise_multiplier=0"),
+        (["epsilon", *PAPER, "--noise-multiplier", "0"], "--noise-multiplier=0"),
         (["epsilon", *PAPER, "--noise-multiplier", "-1"], "must be >= 0"),
         (
             ["epsilon", "--dataset-size", "10", "--batch-size", "20", "--steps", "1", "--noise-multiplier", "1"],
@@ -117,18 +117,18 @@ def test_every_pair_with_a_sound_accountant(capsys, options, facts):
     [
         (
             ["--sampling", "truncated-poisson"],
-            "'truncated-poisson' with adjacency='add-or-remove-one' can't be accounted",
+            "'truncated-poisson' with --adjacency='add-or-remove-one' can't be accounted",
         ),
-        (["--sampling", "without-replacement"], "use adjacency='replace-one'"),
+        (["--sampling", "without-replacement"], "use --adjacency='replace-one'"),
         (["--sampling", "without-replacement", "--adjacency", "zero-out"], "no sound accountant"),
-        (["--sampling", "full-batch"], "must be dataset_size=1000"),
+        (["--sampling", "full-batch"], "must be --dataset-size=1000"),
         (["--sampling", "shuffled"], "'shuffled' is not one of"),
-        (["--max-batch-size", "200"], "max_batch_size=200 has no meaning with sampling='poisson'"),
+        (["--max-batch-size", "200"], "--max-batch-size=200 has no meaning with --sampling='poisson'"),
         ([*REPLACE, "--accountant", "rdp"], "accountant='RDP' has no sound bound"),
-        (["--accountant", "exact"], "no sound bound for sampling='poisson'"),
+        (["--accountant", "exact"], "no sound bound for --sampling='poisson'"),
         ([*REPLACE, "--search", "10"], "needs the RDP of a run"),
         (["--search", "10", "--accountant", "pld"], "known by RDP alone"),
-        (["--search", "0.5"], r"mean_runs=0.5 must be in [1"),
+        (["--search", "0.5"], r"--search=0.5 must be in [1"),
     ],
 )
 def test_pairs_without_a_sound_accountant_are_refused_by_name(capsys, options, message):
@@ -255,7 +255,7 @@ def test_wrong_options_of_groups(capsys, options, message):
         (["--noise-stds", "1,1"], "give --thresholds"),
         (["--noise-stds", "1,1", "--thresholds", "1"], "--noise-stds needs 1 numbers"),
         (["--noise-multiplier", "1", "--thresholds", "1"], "the same whatever the thresholds"),
-        (["--noise-stds", "0,1", "--thresholds", "1,1"], "noise_multiplier=0"),
+        (["--noise-stds", "0,1", "--thresholds", "1,1"], "--noise-multiplier=0"),
     ],
 )
 def test_wrong_noise(capsys, options, message):
@@ -279,7 +279,7 @@ def test_without_the_extra_the_command_says_what_to_install(monkeypatch):
 
 def test_as_a_module_it_ends_with_the_exit_code():
     ended = subprocess.run(
-        [sys.executable, "-m", "groupclip.cli", "nothing"], capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "groupclip.cli", "nothing"], capture_output=True, text=True
     )
     assert ended.returncode == 2
     assert "No such command" in ended.stderr

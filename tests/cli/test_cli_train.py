@@ -56,7 +56,7 @@ def test_sampling_noise_and_thresholds_are_options(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--sampling", "without-replacement"], "use adjacency='replace-one'"),
+        (["--sampling", "without-replacement"], "use --adjacency='replace-one'"),
         (["--adaptive", "much"], "--adaptive 'much' can't be read"),
         (["--adaptive", "quantile=2"], "quantile=2.0 must be in (0, 1)"),
         (["--sampling", "shuffled"], "'shuffled' is not one of"),
@@ -139,6 +139,9 @@ def test_thresholds_and_options_are_read(tmp_path):
         (["--resume", "nowhere"], "there is no folder nowhere to resume"),
         (["--resume", "full", "--out", "other"], "leave --out out"),
         (["--out", "new", "--no-such-option"], "No such option"),
+        (["--out", "new", "--delta", "0.001"], "at most --delta=1e-05; if it is meant, ask for it by name: --lax-delta\n"),
+        (["--out", "new", "--task", "csv:columns.csv"], "Name yours: --task-option text_column=..., --task-option label_co"),
+        (["--out", "new", "--task-option", "test=a"], "--task-option test=/"),
     ],
 )
 def test_a_wrong_argument_is_exit_code_2_and_nothing_is_written(tmp_path, monkeypatch, capsys, extra, message):
@@ -146,6 +149,7 @@ def test_a_wrong_argument_is_exit_code_2_and_nothing_is_written(tmp_path, monkey
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "kept.txt").write_text("kept")
     (tmp_path / "file").write_text("kept")
+    (tmp_path / "columns.csv").write_text("words,label\na,b\n")
     (tmp_path / "odd.yaml").write_text("learning_rate: 1\n")
     before = sorted(p.relative_to(tmp_path) for p in tmp_path.rglob("*"))
     given = [a for pair in zip(SMALL[::2], SMALL[1::2], strict=True) if pair[0] not in extra for a in pair]
@@ -172,10 +176,8 @@ def running(out):
         [sys.executable, "-m", "groupclip.cli", "train", *SLOW, "--out", str(out)], stderr=subprocess.PIPE, text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
-    deadline = time.monotonic() + 120
     while not (out / "metrics.jsonl").is_file() or not (out / "metrics.jsonl").read_text():
         assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
         time.sleep(0.02)
     return process
 
@@ -184,7 +186,7 @@ def test_ctrl_c_finishes_the_step_and_says_how_to_go_on(tmp_path):
     out = tmp_path / "run"
     process = running(out)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate()
     assert process.returncode == 130
     assert "finishing the step" in errors
     assert f"groupclip train --resume {out}" in errors
@@ -201,7 +203,7 @@ def test_kill_9_from_outside_at_any_moment(tmp_path):
     process = running(out)
     time.sleep(0.3)
     process.kill()
-    process.communicate(timeout=60)
+    process.communicate()
     seen = len((out / "metrics.jsonl").read_text().splitlines())
     prepared = resume(out)
     assert seen <= prepared.loop.ledger.steps <= seen + 1

@@ -30,7 +30,8 @@ def inputs(shape, count=4):
 def moved_from_zero(model):
     """Heads start at zero, where nothing could be told from the logits."""
     torch.manual_seed(0)
-    torch.nn.init.normal_(list(model.parameters())[-2], std=0.1)
+    *_, weight, _ = [next(model.parameters()), *model.parameters()]  # the last but one, or the only one
+    torch.nn.init.normal_(weight, std=0.1)
     return model
 
 
@@ -132,7 +133,7 @@ def test_cnn_can_use_tanh():
         ("vit-tinny", {}, "unknown model 'vit-tinny'; did you mean vit-tiny"),
         ("resnet", {}, "unknown model 'resnet'; Models: vit-micro, vit-tiny"),
         ("cnn-small", dict(input_shape=(9,), vocabulary=50), "'cnn-small' is for image input, not text; models for "
-         "text: mlp, text-small"),
+         "text: mlp, linear, text-small"),
         ("text-small", {}, "model 'text-small' is for text input, not image; models for image: vit-micro"),
         ("mlp", dict(input_shape=(9,)), "vocabulary=None doesn't fit text input: text needs it, images have none"),
         ("mlp", dict(vocabulary=5), "vocabulary=5 doesn't fit image input"),

@@ -349,6 +349,30 @@ ACCOUNTING = (
         ("draws.py", "            return indices[chosen]", "            return indices[:most]"),
     ),
     mutant(
+        "one user written in two ways counted twice",
+        "what a user adds is bounded, whatever way the user's name is written",
+        "tests/test_naming.py",
+        ("naming.py", "if first != name:", "if False:"),
+    ),
+    mutant(
+        "workers that are copies of the main process",
+        "the key of sampling stays in the process that draws",
+        "tests/test_workers.py",
+        ("workers.py", 'multiprocessing_context="spawn"', 'multiprocessing_context="fork"'),
+    ),
+    mutant(
+        "hidden copies trained on",
+        "one record counts once",
+        "tests/tasks/test_tasks_imagefolder.py",
+        ("tasks/finding.py", 'if name.startswith("."):', "if False:"),
+    ),
+    mutant(
+        "training images held out",
+        "what is measured without noise is measured on no training record",
+        "tests/tasks/test_tasks_imagefolder.py",
+        ("tasks/imagefolder.py", "    if shared:\n", "    if False:\n"),
+    ),
+    mutant(
         "filling that counts",
         "what fills a padded batch up adds nothing",
         "tests/test_draws.py",
@@ -431,7 +455,7 @@ ACCOUNTING = (
         "the printed figure is never better than the proven one",
         "tests/test_statement.py",
         (
-            "wording.py",
+            "figures.py",
             "rounded = math.ceil(epsilon / unit - 1e-9) * unit",
             "rounded = math.floor(epsilon / unit) * unit",
         ),

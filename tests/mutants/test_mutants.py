@@ -67,6 +67,7 @@ def test_the_bug_is_killed(mutant: Mutant, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(0)
 def test_every_file_passes_without_a_bug(tmp_path: Path) -> None:
     """No kill above is of a test that fails anyway."""
     copied(tmp_path)

@@ -3,7 +3,7 @@
 import pytest
 
 from groupclip.mechanism import Mechanism
-from groupclip.run import ConfigError, RunConfig, read_yaml, resolve, steps_of
+from groupclip.run import ConfigError, RunConfig, read_yaml, resolve, start, steps_of
 from groupclip.run.build import build
 from groupclip.run.config import checked_request, to_yaml
 from groupclip.run.pretraining import check_pretrainable
@@ -94,6 +94,18 @@ def test_what_is_left_open_comes_from_the_recipe():
 def test_epsilon_is_nobodys_default():
     with pytest.raises(ConfigError, match=r"no epsilon is given.*--epsilon 3"):
         resolve(checked_request({"task": "digits"}), load_task("digits"))
+
+
+@pytest.mark.parametrize("delta", [0.1, 1 / 1437])
+def test_a_delta_of_one_in_n_or_more_is_refused_unless_it_is_asked_for_by_name(tmp_path, delta):
+    request = {"task": "digits", "model": "linear", "clipping": "layer-wise", "epsilon": 3, "delta": delta, "steps": 1}
+    with pytest.raises(ConfigError, match=r"one in the number of samples \(1,437\).*at most delta=1e-05.*lax_delta=true"):
+        start(request, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    run = start({**request, "lax_delta": True}, tmp_path / "run")
+    run.folder.close()
+    assert read_yaml(tmp_path / "run" / "run.yaml")["lax_delta"] is True
+    start({**request, "delta": 1 / 1438}, tmp_path / "less").folder.close()
 
 
 def test_a_batch_larger_than_the_data_is_refused():

@@ -94,7 +94,7 @@ def test_users_are_drawn_clipped_and_stated(tmp_path: Path) -> None:
     assert set(weights) == set(run.trainer.model.state_dict())
     card = (outcome.release / "README.md").read_text(encoding="utf-8")
     # how many notes there are depends on single users, and isn't told
-    assert "train_users" in card and "train_size" not in card
+    assert "- users in the training data: " in card and "- training samples: " not in card
     assert str(len(task.train)) not in (outcome.release / "privacy.json").read_text(encoding="utf-8")
 
 

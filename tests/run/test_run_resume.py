@@ -27,7 +27,7 @@ def privacy_of(outcome):
 
 def killed_run(out, *, at, checkpoint_seconds):
     """A run, or the rest of one, in a process of its own that gets SIGKILL when the row of a step is told."""
-    process = subprocess.run([sys.executable, KILLED, str(out), str(at), str(checkpoint_seconds)], timeout=120)
+    process = subprocess.run([sys.executable, KILLED, str(out), str(at), str(checkpoint_seconds)])
     assert process.returncode == -signal.SIGKILL
 
 

@@ -1,5 +1,6 @@
 """Labelled texts from CSV files, and the tokenizer that learns nothing from them."""
 
+import csv
 import re
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from groupclip.tasks import TaskOptions, load_task
+from groupclip.tasks.split import held_out
 from groupclip.tasks.tokenizer import HashTokenizer
 
 ROWS = [(f"film number {n} was fine", "good" if n % 2 else "bad") for n in range(40)]
@@ -72,16 +74,23 @@ def test_quotes_marks_tabs_and_blank_lines(tmp_path):
     [
         (b"", {}, "is empty; its first line should name the columns"),
         (b"text,label\n", {}, "has a header but no rows"),
-        (b"text,label\na,b\n", {}, "has 1 row(s), too few to hold out one in five; set option test"),
-        (b"words,label\na,b\n", {}, "has no column 'text'; its columns are ['words', 'label']. Set text_column"),
-        (b"text,label,text\na,b,c\n", {}, "has more than one column 'text'"),
+        (b"text,label\na,b\n", {}, "has 1 row(s), too few to hold out one in five; give a file of their own, test=PATH"),
+        (b"words,label\na,b\n", {}, "line 1: no column 'text'; its columns are ['words', 'label']. Name yours: text_column="),
+        (b"text,label,text\na,b,c\n", {}, "line 1: more than one column 'text'"),
         (b"text,label\na,b\nc\n", {}, "line 3: 1 fields, but 2 in the header; put texts that hold a separator"),
         (b"text,label\na,b\nc, \n", {}, "line 3: no label; add it or take the row out"),
-        (b"text,label\ncaf\xe9,b\n", {}, "is not UTF-8 (invalid continuation byte); save it as UTF-8"),
-        (b'text,label\n"a,b\n', {}, "is no well-formed CSV file: unexpected end of data"),
+        (b"text,label\ncaf\xe9,b\n", {}, "a.csv, line 2: the file is not UTF-8 (invalid continuation byte); save it as"),
+        (b'text,label\n"a,b\n', {}, "a.csv, line 2: a double quote opens a field of this row and none closes it"),
+        (b'text,label\na,b\n"c\n\nd,b\n', {}, "a.csv, line 3: a double quote opens a field of this row"),
+        (b'text,label\na,b\n"c\nd"e,b\n', {}, "a.csv, line 4 (in the row that begins in line 3): no well-formed CSV: ',' expected"),
+        (b'"text,label\n', {}, "a.csv, line 1: a double quote opens"),
+        (b"text,label\r\na,b\rb\0,c\n", {}, "a.csv, line 3: a NUL byte, which no text holds"),
+        ("text,label\na,b\n".encode("utf-16-le"), {}, "a.csv, line 1: a NUL byte"),
+        ("text,label\na,b\n".encode("utf-16"), {}, "a.csv, line 1: the file begins as UTF-16 does; save it as UTF-8"),
         (b"text,label\n" + b"".join(b"t%d,same\n" % n for n in range(40)), {}, "'label' has one label, ['same']"),
         (b"text,label\n" + b"".join(b"t%d,l%d\n" % (n, n % 3) for n in range(40)), dict(classes=("l0", "l1")),
-         "label 'l2' is none of the classes ['l0', 'l1']; list it in option classes"),
+         "a.csv, line 4: label 'l2' is none of the classes ['l0', 'l1']; list it: classes=A,B"),
+        (b"text,label\na,b\n", dict(classes=("jos\u00e9", "jose\u0301")), "classes=jos\u00e9,jos\u00e9 names a class twice"),
         (b"text,label\na,b\n", dict(vocabulary=1), "vocabulary=1 must be at least 2"),
         (b"text,label\na,b\n", dict(max_length=0), "max_length=0 must be at least 1 token"),
     ],
@@ -90,6 +99,95 @@ def test_files_and_options_that_cannot_be_used(tmp_path, content, options, messa
     (tmp_path / "a.csv").write_bytes(content)
     with pytest.raises(ValueError, match=re.escape(message)):
         load_task("csv", data=tmp_path / "a.csv", options=TaskOptions(**options))
+
+
+COMPOSED, DECOMPOSED = "Jos\u00e9", "Jose\u0301"
+
+
+def test_a_long_field_is_read_and_leaves_the_parsers_limit_alone(tmp_path):
+    before = csv.field_size_limit()
+    long = "word " * 40_000  # 200,000 characters; the parser stops at 131,072 by default
+    task = load_task("csv", data=write(tmp_path / "a.csv", [(long, "good"), *ROWS]))
+    assert len(task.train) + len(task.test) == 41
+    assert csv.field_size_limit() == before
+
+
+def test_one_label_in_two_unicode_forms_is_one_class(tmp_path):
+    rows = [(text, (COMPOSED, f" {DECOMPOSED}", "other")[n % 3]) for n, (text, _) in enumerate(ROWS)]
+    for options in (TaskOptions(), TaskOptions(classes=(DECOMPOSED, "other"))):
+        assert load_task("csv", data=write(tmp_path / "a.csv", rows), options=options).classes == (COMPOSED, "other")
+
+
+def users(tmp_path, names):
+    """A file in which row n is of user ``names[n]``, and of 40 others."""
+    everyone = [*names, *(f"u{n}" for n in range(40))]
+    rows = [(f"{text},{user}", label) for (text, label), user in zip(ROWS * 2, everyone, strict=False)]
+    return write(tmp_path / "users.csv", rows, header="text,who,label")
+
+
+def test_one_user_in_two_unicode_forms_is_one_unit(tmp_path):
+    names = [COMPOSED, DECOMPOSED, f" {COMPOSED}\u00a0"]
+    task = load_task("csv", data=users(tmp_path, names), options=TaskOptions(user_column="who"))
+    assert task.units == len(set(task.owners)) == len({*task.owners} - {COMPOSED}) + (COMPOSED in task.owners)
+    assert DECOMPOSED not in task.owners
+    assert task.owners.count(COMPOSED) in (0, 3)  # all on one side of the split
+
+
+@pytest.mark.parametrize(
+    ("one", "two"), [("anna", "Anna"), ("1", "1.0"), ("7", "007"), ("a b", "a  b"), ("ab", "a\u200bb"), ("A1", "\uff211")]
+)
+def test_users_who_differ_in_writing_alone_are_refused(tmp_path, one, two):
+    file = users(tmp_path, ["first", one, "second", two])
+    with pytest.raises(ValueError, match=r"users\.csv, lines 3 and 5: the users .* differ in writing alone") as caught:
+        load_task("csv", data=file, options=TaskOptions(user_column="who"))
+    assert ascii(one) in str(caught.value) and ascii(two) in str(caught.value)
+
+
+def test_users_who_are_told_apart_are_not_refused(tmp_path):
+    names = ["1", "10", "1.5", "-1", "a-b", "ab", "a b", "e1", "1e1", "jose", COMPOSED]
+    task = load_task("csv", data=users(tmp_path, names), options=TaskOptions(user_column="who"))
+    held = {name for name in names if held_out(name)}
+    assert {*task.owners} >= {*names} - held and not {*task.owners} & held
+
+
+@pytest.mark.parametrize("option", ["test", "public"])
+def test_no_user_is_trained_on_and_measured(tmp_path, option):
+    trained = load_task("csv", data=users(tmp_path, []), options=TaskOptions(user_column="who"))
+    one = sorted({*trained.owners})[0]
+    other = write(tmp_path / "other.csv", [("a,v1", "good"), (f"b, {one} ", "bad"), (f"c,{one}", "bad")], "text,who,label")
+    options = TaskOptions(user_column="who", **{option: other})
+    with pytest.raises(ValueError, match=rf"other\.csv, line 3: user '{one}' is trained on too .* 2 row\(s\) are of such users"):
+        load_task("csv", data=tmp_path / "users.csv", options=options)
+    write(other, [("a,v1", "good"), ("b,v2", "bad")], "text,who,label")
+    load_task("csv", data=tmp_path / "users.csv", options=options)
+    write(other, [("a", "good"), ("b", "bad")])  # doesn't say whose
+    load_task("csv", data=tmp_path / "users.csv", options=options)
+
+
+@pytest.mark.parametrize("user", ["", "   ", "\u00a0"])
+def test_a_row_of_nobody_is_refused(tmp_path, user):
+    with pytest.raises(ValueError, match=r"users\.csv, line 3: no user; add it or take the row out"):
+        load_task("csv", data=users(tmp_path, ["first", user]), options=TaskOptions(user_column="who"))
+
+
+def test_names_in_the_header_are_compared_without_space_in_one_form(tmp_path):
+    write(tmp_path / "a.csv", header=f" caf\u00e9 , {DECOMPOSED}")
+    options = TaskOptions(text_column="cafe\u0301", label_column=COMPOSED)
+    assert load_task("csv", data=tmp_path / "a.csv", options=options).classes == ("bad", "good")
+
+
+def test_one_text_in_two_unicode_forms_stays_on_one_side(tmp_path):
+    rows = [(f"{name} {n}", "good" if n % 2 else "bad") for n in range(60) for name in (COMPOSED, DECOMPOSED)]
+    task = load_task("csv", data=write(tmp_path / "a.csv", rows))
+    train, test = ({tuple(row) for row in part.tensors[0].tolist()} for part in (task.train, task.test))
+    assert not train & test and len(train | test) == 60
+
+
+@pytest.mark.parametrize("option", ["test", "public"])
+def test_the_training_file_is_neither_held_out_nor_public(tmp_path, option):
+    (tmp_path / "link.csv").symlink_to(write(tmp_path / "a.csv"))
+    with pytest.raises(ValueError, match=rf"{option}=.*link\.csv is the training file itself"):
+        load_task("csv", data=tmp_path / "a.csv", options=TaskOptions(**{option: tmp_path / "link.csv"}))
 
 
 def test_missing_files(tmp_path):
@@ -118,3 +216,24 @@ def test_the_tokenizer_is_the_same_in_every_process():
     }
     assert runs == {f"{HashTokenizer().ids('private data!')}\n"}
     assert HashTokenizer().ids("private data!") == [4198, 2898, 6514]  # another hash would silently break saved models
+
+
+def test_the_beginnings_of_longer_words_are_words_of_their_own():
+    plain, tokenizer = HashTokenizer(vocabulary=1000), HashTokenizer(vocabulary=1000, max_length=3, prefix=4)
+    moving, movies = tokenizer.ids("moving"), tokenizer.ids("movies")
+    assert (len(moving), len(movies)) == (2, 2)
+    assert moving[1] == movies[1] and moving[0] != movies[0]
+    assert moving[0] == plain.ids("moving")[0]
+    assert moving[1] != plain.ids("movi")[0]  # that is a word
+    assert tokenizer.ids("a film, movies") == [*plain.ids("a film ,")][:3]  # three words, none longer than four letters
+    assert tokenizer.encode(["movies", ""]).tolist() == [[*movies, 0, 0, 0, 0], [0] * 6]
+    with pytest.raises(ValueError, match="prefix=-1 must be at least 0 letters"):
+        HashTokenizer(prefix=-1)
+
+
+def test_prefixes_of_a_file(tmp_path):
+    options = TaskOptions(max_length=10, prefix=4)
+    task = load_task("csv", data=write(tmp_path / "a.csv"), options=options)
+    assert task.input_shape == (20,)
+    assert task.train.tensors[0].shape[1] == 20
+    assert "and the first 4 letters of longer ones, hashed into 8191 buckets" in task.description["preprocessing"]

@@ -37,10 +37,10 @@ def test_digits_takes_no_path():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("digits", TaskOptions(image_size=8), "option image_size means nothing to task 'digits'; its options: none"),
+        ("digits", TaskOptions(image_size=8), "task option image_size=8 means nothing to task 'digits'; its options: none"),
         ("csv:x", TaskOptions(image_size=8), "its options: text_column, label_column, user_column"),
-        ("imagefolder:x", TaskOptions(text_column="t"), "text_column means nothing to task 'imagefolder'"),
-        ("mnist:x", TaskOptions(classes=("a", "b")), "classes means nothing to task 'mnist'"),
+        ("imagefolder:x", TaskOptions(text_column="t"), "text_column=t means nothing to task 'imagefolder'"),
+        ("mnist:x", TaskOptions(classes=("a", "b")), "classes=('a', 'b') means nothing to task 'mnist'"),
     ],
 )  # fmt: skip
 def test_options_without_a_meaning_are_refused(name, options, message):

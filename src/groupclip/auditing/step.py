@@ -11,9 +11,12 @@ clipped sums' own. So all trials count, and there is no threshold to correct for
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import logging
 import math
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -58,6 +61,7 @@ def audit(
     trials: int | None = None,
     confidence: float = 0.999,
     delta: float | None = None,
+    progress: Callable[[int], None] = lambda pairs: None,
 ) -> StepAudit:
     """How distinguishable the engine's step makes one sample, at least; to be held against what the plan claims, at most.
 
@@ -72,6 +76,7 @@ def audit(
         confidence: probability with which each bound in the report holds at least: a sound step is reported as a
             violation with probability ``1 - confidence`` at most.
         delta: for the figures in epsilon; ``default_delta`` of the plan's data set by default.
+        progress: called with the number of trials that were taken on both batches.
 
     The neighbours are those of the plan: the canary is added (add-or-remove-one), or there with no loss against there
     (zero-out), or replaced by one with the opposite gradient (replace-one). No sampling is involved: the canary is in every
@@ -91,7 +96,7 @@ def audit(
     delta = default_delta(mechanism.dataset_size) if delta is None else delta
     claimed = 1 / mechanism.step.one_sided
     if trials is None:
-        trials = max(LEAST, enough_trials(claimed, 2.0, confidence, MOST))
+        trials = usual_trials(mechanism, confidence)
     trials = whole("trials", trials, least=10)
     network = copy.deepcopy(model)
     optimizer = torch.optim.SGD([p for p in network.parameters() if p.requires_grad], lr=0.0)  # weights stay
@@ -103,13 +108,15 @@ def audit(
     try:
         step = _Step(engine, loss_fn, Batch(batch))
         worlds = step.worlds(mechanism.adjacency)
-        for _ in range(trials):
-            for world, weights in enumerate(worlds.weights):
-                step.backward(weights)
-                optimizer.step()
-                taken_for_in = worlds.project(step.gradients(), mechanism.expected_batch_size) > 0
-                optimizer.zero_grad()
-                errors[world] += taken_for_in != bool(world)
+        with _own_batches():
+            for trial in range(trials):
+                for world, weights in enumerate(worlds.weights):
+                    step.backward(weights)
+                    optimizer.step()
+                    taken_for_in = worlds.project(step.gradients(), mechanism.expected_batch_size) > 0
+                    optimizer.zero_grad()
+                    errors[world] += taken_for_in != bool(world)
+                progress(trial + 1)
     finally:
         engine.detach()
     false_alarms, misses = errors
@@ -128,6 +135,26 @@ def audit(
         groups=len(engine.partition),
         secure_noise=engine.noise.secure,
     )
+
+
+def usual_trials(mechanism: Mechanism, confidence: float) -> int:
+    """How many trials :func:`audit` takes where no number is given."""
+    return max(LEAST, enough_trials(1 / mechanism.step.one_sided, 2.0, confidence, MOST))
+
+
+@contextlib.contextmanager
+def _own_batches() -> Iterator[None]:
+    """Inside, this thread's log doesn't warn that groupclip didn't draw the batches: no epsilon is stated for them."""
+    log, thread = logging.getLogger("groupclip"), threading.get_ident()
+
+    def keep(record: logging.LogRecord) -> bool:
+        return record.thread != thread or "on a batch that groupclip didn't draw" not in str(record.msg)
+
+    log.addFilter(keep)
+    try:
+        yield
+    finally:
+        log.removeFilter(keep)
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,9 +16,10 @@ from .check import check
 from .epsilon import epsilon
 from .memory import plan
 from .reproduce import reproduce
+from .signals import INTERRUPTED, STOPPED
 from .train import train
 
-WRONG_ARGUMENT, FAILED, INTERRUPTED = 2, 1, 130
+FAILED = 1
 
 
 @click.group(
@@ -48,7 +49,7 @@ def run(arguments: Sequence[str]) -> int:
         error.show()
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
-        click.echo("groupclip: stopped", err=True)
+        click.echo(STOPPED, nl=False, err=True)
         return INTERRUPTED
     except GroupClipError as error:
         if os.environ.get("GROUPCLIP_TRACEBACK"):

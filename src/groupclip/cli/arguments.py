@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from ..errors import CoverageError
+from .flags import in_flags
 
 
 @contextlib.contextmanager
@@ -29,7 +30,9 @@ def arguments_at_fault() -> Iterator[None]:
     ) as error:
         if os.environ.get("GROUPCLIP_TRACEBACK"):
             raise
-        raise click.UsageError(str(error), click.get_current_context(silent=True)) from error
+        context = click.get_current_context(silent=True)
+        told = str(error) if context is None else in_flags(str(error), context.command)
+        raise click.UsageError(told, context) from error
 
 
 def print_json(facts: Mapping[str, Any]) -> None:

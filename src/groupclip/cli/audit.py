@@ -9,12 +9,13 @@ from typing import Any
 import click
 
 from .arguments import ACCOUNTANT, arguments_at_fault, parse_thresholds, print_json
+from .options import told
 from .plan import sampling_options
 from .plan import text as plan_text
 from .task import task_options
 
 
-@click.command()
+@click.command(epilog=told())
 @task_options
 @click.option(
     "--run", "folder", type=click.Path(path_type=Path), metavar="OUT", help="Audit the plan of a run, as it is."
@@ -37,7 +38,8 @@ from .task import task_options
     "--canaries", type=click.IntRange(min=0), help="In the run; 0: no run. Default: enough to exceed the claim."
 )
 @click.option("--confidence", type=float, default=0.99, show_default=True, help="Of each of the two bounds.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, and no progress.")
+@click.option("--quiet", is_flag=True, help="No progress.")
 def audit(
     folder: Path | None,
     thresholds: str | None,
@@ -46,6 +48,7 @@ def audit(
     canaries: int | None,
     confidence: float,
     as_json: bool,
+    quiet: bool,
     **given: Any,  # settings of the run, by their names
 ) -> None:
     """Attack a task's plan: one step many times on made-up neighbours, then one run with made-up canaries.
@@ -62,7 +65,11 @@ def audit(
       groupclip audit --task digits --clipping layer-wise --epsilon 3 --trials 10000 --canaries 0
     """
     with arguments_at_fault():
+        from rich.console import Console
+
         from . import audited
+
+        console = Console(stderr=True, quiet=quiet or as_json, highlight=False)
 
         settings = {**given, "thresholds": parse_thresholds(thresholds)}
         if folder is not None:
@@ -73,9 +80,9 @@ def audit(
         claimed = plan.spent(delta=delta, accountant=asked.config.accountant)
         if canaries is None:
             canaries = audited.enough(asked.task, claimed.epsilon, delta, confidence)
-        found: dict[str, Any] = {"step": audited.step(asked, plan, trials, confidence)}
+        found: dict[str, Any] = {"step": audited.step(asked, plan, trials, confidence, console)}
         if canaries:
-            found["run"] = audited.whole_run(asked, plan, canaries, confidence)
+            found["run"] = audited.whole_run(asked, plan, canaries, confidence, console)
     if as_json:
         facts = {"task": asked.config.task, "model": asked.config.model, "clipping": asked.config.clipping}
         reports = {name: _facts(report) for name, report in found.items()}

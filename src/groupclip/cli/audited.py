@@ -10,15 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 from torch.optim import SGD
 
 from ..adaptive import Adaptive
 from ..auditing import RunAudit, StepAudit, audit, audit_run
 from ..auditing.guesses import enough_canaries
+from ..auditing.step import usual_trials
 from ..hardened import HardenedNoise
 from ..mechanism import Mechanism
 from ..run.build import plan_of
 from ..run.config import read_yaml
+from .counting import Counting
 from .task import Chosen, built, chosen, cross_entropy
 
 MOST_CANARIES = 2_000  # that are taken where no number is given
@@ -82,13 +85,15 @@ def enough(task: Any, epsilon: float, delta: float, confidence: float) -> int:
     return max(100, enough_canaries(1.2 * epsilon, delta, confidence, MOST_CANARIES))
 
 
-def step(asked: Chosen, plan: Mechanism, trials: int | None, confidence: float) -> StepAudit:
-    """The audit of one step, with the plan's noise, thresholds as they begin."""
+def step(asked: Chosen, plan: Mechanism, trials: int | None, confidence: float, console: Console) -> StepAudit:
+    """The audit of one step, with the plan's noise, thresholds as they begin; its progress goes to ``console``."""
     one = replace(plan, steps=1)
-    return audit(
-        _shaken(asked.model), cross_entropy, _made_up(asked.task), asked.groups, one, trials=trials,
-        thresholds=asked.config.thresholds, **_common(asked, confidence),
-    )  # fmt: skip
+    taken = usual_trials(one, confidence) if trials is None else trials
+    with Counting(console, "step audit: one step on each of two made-up batches", taken, "trials") as progress:
+        return audit(
+            _shaken(asked.model), cross_entropy, _made_up(asked.task), asked.groups, one, trials=taken,
+            thresholds=asked.config.thresholds, progress=progress, **_common(asked, confidence),
+        )  # fmt: skip
 
 
 def beside(plan: Mechanism, canaries: int) -> Mechanism:
@@ -115,15 +120,16 @@ def told(plan: Mechanism, audited: Mechanism) -> str:
     )
 
 
-def whole_run(asked: Chosen, plan: Mechanism, canaries: int, confidence: float) -> RunAudit:
-    """The audit of a run of the plan :func:`beside` the given one."""
+def whole_run(asked: Chosen, plan: Mechanism, canaries: int, confidence: float, console: Console) -> RunAudit:
+    """The audit of a run of the plan :func:`beside` the given one; its progress goes to ``console``."""
     config = asked.config
     thresholds = Adaptive(start=config.thresholds, **config.adaptive) if config.adaptive else config.thresholds
-    return audit_run(
-        asked.model, cross_entropy, asked.task.train, canaries, asked.groups, beside(plan, canaries),
-        lambda parameters: SGD(parameters, lr=config.lr, momentum=config.momentum),
-        thresholds=thresholds, microbatch=config.microbatch, **_common(asked, confidence),
-    )  # fmt: skip
+    with Counting(console, f"one-run audit: a run with {canaries:,} canaries", plan.steps, "steps") as progress:
+        return audit_run(
+            asked.model, cross_entropy, asked.task.train, canaries, asked.groups, beside(plan, canaries),
+            lambda parameters: SGD(parameters, lr=config.lr, momentum=config.momentum),
+            thresholds=thresholds, microbatch=config.microbatch, progress=progress, **_common(asked, confidence),
+        )  # fmt: skip
 
 
 def _common(asked: Chosen, confidence: float) -> dict[str, Any]:

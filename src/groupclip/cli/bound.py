@@ -17,7 +17,7 @@ from .arguments import arguments_at_fault, print_json
 @click.option("--batch-size", type=float, default=1000, show_default=True, help="B.")
 @click.option("--sample-rate", type=float, help="Poisson batches with this rate; default: batches of exactly B.")
 @click.option("--noise-multiplier", type=float, default=1.0, show_default=True, help="sigma.")
-@click.option("--parameters", type=int, default=1_000_000, show_default=True, help="d, trainable numbers.")
+@click.option("--parameters", type=int, default=1_000_000, show_default=True, help="d, trainable coordinates.")
 @click.option("--gap", type=float, default=1.0, show_default=True, help="Loss at the start above its infimum.")
 @click.option("--smoothness", type=float, default=1.0, show_default=True, help="Lipschitz constant of the gradient.")
 @click.option("--xi", type=float, default=1.0, show_default=True, help="Per-sample gradient noise, root mean square.")

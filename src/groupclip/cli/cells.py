@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 import time
+from typing import TYPE_CHECKING
 
 import click
 
-from ..reproduce.results import Result
-from ..reproduce.runner import Job, Stopped
 from .signals import StopOnSignal
+
+if TYPE_CHECKING:
+    from ..reproduce.results import Result
+    from ..reproduce.runner import Job
 
 
 class Lines:
@@ -39,6 +42,8 @@ class Lines:
 
     def _stop_if_asked(self) -> None:
         if self._signals.received is not None:
+            from ..reproduce.runner import Stopped
+
             raise Stopped
 
     def _say(self, line: str) -> None:

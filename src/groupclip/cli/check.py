@@ -8,10 +8,11 @@ from typing import Any
 import click
 
 from .arguments import arguments_at_fault, print_json
+from .options import told
 from .task import chosen, cross_entropy, task_options
 
 
-@click.command()
+@click.command(epilog=told())
 @task_options
 @click.option("--samples", type=click.IntRange(min=2), default=3, show_default=True, help="Samples to replay.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

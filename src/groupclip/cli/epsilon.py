@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ..errors import PrivacyViolation
-from ..wording import figure
+from ..figures import figure
 from . import groups, plan, search
 from .arguments import ACCOUNTANT, arguments_at_fault, parse_numbers, print_json
 

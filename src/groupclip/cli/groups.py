@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from ..adaptive import Adaptive
 from ..allocation import ALLOCATIONS, noise_multiplier_of
 from .arguments import parse_numbers
 
@@ -44,6 +43,7 @@ def noise_by_group(given: dict[str, Any], sigma: float) -> dict[str, Any]:
                 f"--{idle[0].replace('_', '-')} is about the noise of the groups: give --thresholds R_1,..,R_M too"
             )
         return {}
+    from ..adaptive import Adaptive
     from ..groupnoise import GroupNoise
     from ..hardened import HardenedNoise
     from ..noise import SecureNoise

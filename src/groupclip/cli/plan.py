@@ -7,10 +7,11 @@ from typing import Any
 
 import click
 
+from ..epochs import steps_of
 from ..events import ADJACENCIES, SAMPLINGS
+from ..figures import figure, reading
 from ..mechanism import UNITS, Mechanism
 from ..spent import PrivacySpent, default_delta, warn_if_lax
-from ..wording import figure, reading
 
 Command = Callable[..., None]
 
@@ -57,8 +58,6 @@ def plan(given: dict[str, Any], noise_multiplier: float | None = None) -> tuple[
     Raises:
         ValueError: they don't mean one.
     """
-    from ..run.resolve import steps_of
-
     size, batch, epochs, steps, delta = (
         given.pop(name) for name in ("dataset_size", "batch_size", "epochs", "steps", "delta")
     )

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from ..run import Beginning
-from ..wording import figure
+from ..figures import figure
 from .signals import StopOnSignal
+
+if TYPE_CHECKING:
+    from ..run import Beginning
 
 
 class Terminal:
@@ -25,7 +27,7 @@ class Terminal:
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
             TextColumn("steps"),
-            TextColumn("epsilon {task.fields[epsilon]} of {task.fields[planned]:g}"),
+            TextColumn("{task.fields[spent]}"),
             TimeRemainingColumn(),
             TextColumn("{task.fields[seen]}"),
             console=console,
@@ -41,7 +43,7 @@ class Terminal:
             disable=self._bar.disable,
         )
         self._task: TaskID | None = None
-        self._steps = 0
+        self._steps, self._planned = 0, 0.0
         self._seen = ""
 
     def __enter__(self) -> Terminal:
@@ -62,8 +64,12 @@ class Terminal:
 
     def begin(self, beginning: Beginning) -> None:
         config, groups = beginning.config, beginning.partition
-        self._steps = config.steps
+        self._steps, self._planned = config.steps, config.epsilon
         self._say(
+            f"NOT PRIVATE: {config.model} on {config.task}, a baseline without clipping and noise, {config.steps} steps of "
+            f"{config.batch_size} records"
+            if config.no_privacy
+            else
             f"{config.model} on {config.task}: {len(groups)} group{'s' * (len(groups) > 1)} "
             f"({groups.style}), "
             f"{config.steps} steps of {config.batch_size} {beginning.unit}s on average, noise multiplier "
@@ -77,8 +83,7 @@ class Terminal:
             "training",
             total=config.steps,
             completed=beginning.done,
-            epsilon="0",
-            planned=config.epsilon,
+            spent=self._spent({} if config.no_privacy else {"epsilon": 0}),
             seen="",
         )
 
@@ -88,10 +93,12 @@ class Terminal:
             loss = f", public loss {row['public_loss']:.3f}" if "public_loss" in row else ""
             self._seen = f"test accuracy {row['test_accuracy']:.1%}{loss}"
             if self._bar.disable:
-                self._say(f"step {row['step']}/{self._steps}  epsilon {figure(row['epsilon'])}  {self._seen}")
-        self._bar.update(
-            self._task, completed=row["step"], epsilon=figure(row["epsilon"]), seen=self._seen or _noisy(row)
-        )
+                self._say(f"step {row['step']}/{self._steps}  {self._spent(row).partition(' of ')[0]}  {self._seen}")
+        seen = self._seen or (_noisy(row) if "epsilon" in row else "")
+        self._bar.update(self._task, completed=row["step"], spent=self._spent(row), seen=seen)
+
+    def _spent(self, row: Mapping[str, Any]) -> str:
+        return f"epsilon {figure(row['epsilon'])} of {self._planned:g}" if "epsilon" in row else "NOT PRIVATE"
 
     def stop_requested(self) -> bool:
         return self._signals.received is not None

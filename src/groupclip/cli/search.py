@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
+from ..figures import figure
 from ..mechanism import Mechanism
 from ..search import LAWS, calibrate_search, search_cost
 from ..spent import PrivacySpent
-from ..wording import figure
 
 _OPTIONS = (
     click.option("--search", "mean_runs", type=float, help="Of the best of so many runs on average; see --search-law."),

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 _OPTIONS = (
     click.option("--task", help="digits, mnist, fashion-mnist, imagefolder:PATH or csv:PATH."),
     click.option("--data", type=click.Path(path_type=Path), help="Path of the task's files, if it isn't in --task."),
-    click.option("--task-option", multiple=True, metavar="NAME=VALUE", help="E.g. text_column=review; repeatable."),
+    click.option("--task-option", multiple=True, metavar="NAME=VALUE", help="Repeatable; a list of them is below."),
     click.option("--model", help="As for groupclip train; default: the task's own."),
-    click.option("--model-option", multiple=True, metavar="NAME=VALUE", help="E.g. patch_size=4; repeatable."),
+    click.option("--model-option", multiple=True, metavar="NAME=VALUE", help="Repeatable; a list of them is below."),
     click.option("--clipping", help="Style of the groups, as for groupclip train."),
 )
 
@@ -65,12 +65,13 @@ def built(settings: Mapping[str, Any]) -> Chosen:
     from ..run.build import groups_of, model_of
     from ..run.config import checked_request
     from ..run.config import task_options as options_of
-    from ..run.resolve import resolve
+    from ..run.resolve import advised_reading, resolve
     from ..tasks import load_task
 
     request = checked_request({name: value for name, value in settings.items() if value is not None})
     if "task" not in request:
         raise ValueError("no task is given: name one, e.g. --task digits or --task imagefolder:PATH")
+    request = advised_reading(request)
     task = load_task(request["task"], request.get("data"), options_of(request.get("task_options", {})))
     config = resolve(request, task)
     model = model_of(config, task)

@@ -6,25 +6,28 @@ import dataclasses
 import itertools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
 
-from .. import run
 from ..allocation import ALLOCATIONS
-from ..wording import figure
+from ..figures import figure
 from .arguments import ACCOUNTANT, arguments_at_fault, parse_adaptive, parse_options, parse_thresholds, print_json
+from .options import told
 from .plan import SAMPLING
-from .progress import Terminal
 from .signals import StopOnSignal
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..run import Outcome, PlainOutcome, PlainRun, Run
 
 SETTINGS = (
     click.option("--task", help="digits, mnist, fashion-mnist, imagefolder:PATH or csv:PATH."),
     click.option("--data", help="Path of the task's files, if it isn't in --task."),
-    click.option("--task-option", multiple=True, metavar="NAME=VALUE", help="E.g. text_column=review; repeatable."),
+    click.option("--task-option", multiple=True, metavar="NAME=VALUE", help="Repeatable; a list of them is below."),
     click.option("--model", help="vit-micro, vit-tiny, vit-small, vit-base, vit-large, cnn-small, mlp, text-small ..."),
-    click.option("--model-option", multiple=True, metavar="NAME=VALUE", help="E.g. patch_size=4; repeatable."),
+    click.option("--model-option", multiple=True, metavar="NAME=VALUE", help="Repeatable; a list of them is below."),
     click.option("--clipping", help="Style of the groups: all-layer, layer-wise, block-wise, uniform:M ..."),
     click.option("--clip", help="Clip function: automatic (default), abadi, flat-normalised, global."),
     click.option("--thresholds", help="R (default 1; R_m = R/sqrt(M)), or R_1,..,R_M, or GROUP=R_m,..."),
@@ -35,7 +38,11 @@ SETTINGS = (
     click.option("--hardened", is_flag=True, default=None, help="Noise on a grid, against floating-point attacks."),
     *SAMPLING,
     click.option("--epsilon", type=float, help="What the whole run may spend."),
+    click.option(
+        "--no-privacy", is_flag=True, default=None, help="In its place: a baseline without clipping and noise. NOT PRIVATE."
+    ),
     click.option("--delta", type=float, help="Default: min(1e-5, 1 / (2 * number of samples))."),
+    click.option("--lax-delta", is_flag=True, default=None, help="Take a delta of 1 / (number of samples) or more."),
     ACCOUNTANT,
     click.option("--epochs", type=float, help="How often each sample is drawn on average; or give --steps."),
     click.option("--steps", type=int, help="Number of optimizer steps."),
@@ -61,7 +68,7 @@ def _settings(command: Any) -> Any:
     return command
 
 
-@click.command(context_settings={"show_default": False})
+@click.command(context_settings={"show_default": False}, epilog=told())
 @_settings
 @click.option("--config", type=click.Path(path_type=Path), help="Settings in YAML, such as a run's run.yaml.")
 @click.option(
@@ -71,6 +78,17 @@ def _settings(command: Any) -> Any:
 )
 @click.option("--resume", type=click.Path(path_type=Path), metavar="OUT", help="Go on with the run in this folder.")
 @click.option("--keep-resume", is_flag=True, help="Keep OUT/resume (secret) when the run has ended.")
+@click.option(
+    "--workers",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Threads that decode images at the start, and processes that do so later if memory can't hold all. Default: 0.",
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    help="Of torch on the CPU. Default: OMP_NUM_THREADS if it is set; else 1 for small models, up to all cores for large ones.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object when done, and nothing else.")
 @click.option("--quiet", is_flag=True, help="No progress.")
 def train(
@@ -78,6 +96,8 @@ def train(
     out: Path | None,
     resume: Path | None,
     keep_resume: bool,
+    workers: int,
+    threads: int | None,
     as_json: bool,
     quiet: bool,
     **given: Any,  # the settings: click passes them by name, and they go on as one request
@@ -96,18 +116,28 @@ def train(
       groupclip train --config runs/digits/run.yaml
       groupclip train --resume runs/digits
     """
-    with arguments_at_fault():
+    from rich.console import Console
+
+    from .. import run
+    from ..run.threads import using
+    from .loading import Loading
+    from .progress import Terminal
+
+    console = Console(stderr=True, quiet=quiet or as_json, highlight=False)
+    with arguments_at_fault(), Loading(console) as loading:
         request = _request({} if config is None else run.read_yaml(config), given)
         if resume is not None:
             if out is not None and out.absolute() != resume.absolute():
                 raise ValueError(f"--resume {resume} goes on in that folder, but --out is {out}; leave --out out")
-            prepared = run.resume(resume, request)
+            prepared = run.resume(resume, request, workers=workers, told=loading)
         else:
-            prepared = run.start(request, _free_folder(request) if out is None else out)
-    console = Console(stderr=True, quiet=quiet or as_json, highlight=False)
+            folder = _free_folder(request) if out is None else out
+            begin = run.start_plain if request.get("no_privacy") else run.start
+            prepared = begin(request, folder, workers=workers, told=loading)
+        loading.remarks(prepared.task.remarks)
     signals = StopOnSignal()
     try:
-        with signals, Terminal(signals, console) as terminal:
+        with signals, using(_threads(threads, prepared, console)), Terminal(signals, console) as terminal:
             outcome = prepared.train(terminal, keep_resume=keep_resume)
     except run.RunInterrupted as interrupted:
         click.echo(f"groupclip: {interrupted}", err=True)
@@ -116,6 +146,24 @@ def train(
         print_json({k: str(v) if isinstance(v, Path) else v for k, v in dataclasses.asdict(outcome).items()})
     else:
         _summarise(outcome)
+
+
+def _threads(asked: int | None, prepared: Run | PlainRun, console: Console) -> int:
+    """Torch's threads for a run: those that were asked for, here or by the environment, or what its model can use."""
+    import torch
+
+    from ..run.threads import advised_threads, chosen_by_environment
+
+    if asked is not None or chosen_by_environment():
+        return asked or torch.get_num_threads()
+    advised = advised_threads(prepared.config, prepared.task, prepared.model)
+    several = torch.get_num_threads()
+    if advised < several:
+        console.print(
+            f"{advised} of {several} threads: a micro-batch has too little work for more (--threads and OMP_NUM_THREADS override)",
+            soft_wrap=True,
+        )
+    return advised
 
 
 def _request(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,19 +183,41 @@ def _request(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str,
         "task": ("data", "task_options"),
         "model": ("model_options",),
     }
+    if flags.get("no_privacy"):  # a training of its own for the same model, data and seed
+        settings = {name: value for name, value in settings.items() if name in _COMMON}
     dropped = {other for name in flags for other in replaced.get(name, ())}
     return {**{k: v for k, v in settings.items() if k not in dropped}, **flags}
+
+
+_COMMON = ("task", "data", "task_options", "model", "model_options", "seed", "device", "pretrain_steps")
 
 
 def _free_folder(request: Mapping[str, Any]) -> Path:
     """``runs/TASK-N`` with the first N that is free."""
     task = str(request.get("task", "run")).partition(":")[0]
-    return next(path for n in itertools.count(1) if not (path := Path("runs") / f"{task}-{n}").exists())
+    name = f"{task}-not-private" if request.get("no_privacy") else task
+    return next(path for n in itertools.count(1) if not (path := Path("runs") / f"{name}-{n}").exists())
 
 
-def _summarise(outcome: run.Outcome) -> None:
+def _summarise(outcome: Outcome | PlainOutcome) -> None:
+    from .. import run
+
     if outcome.test_accuracy is not None:
-        click.echo(f"test accuracy  {outcome.test_accuracy:.1%} on held-out records")
+        click.echo(
+            f"test accuracy  {outcome.test_accuracy:.1%} on held-out records ({outcome.majority_share:.1%} by always naming "
+            "their commonest class)"
+        )
+    for finding in outcome.findings:
+        click.echo(f"note           {finding}")
+    if not isinstance(outcome, run.Outcome):
+        click.echo("privacy        NONE: NOT PRIVATE, a baseline without clipping and noise; don't publish its weights")
+        click.echo(f"weights        {outcome.weights}")
+        click.echo(f"report         {outcome.report}")
+        return
+    click.echo(
+        "without        not measured: a figure of the training records without noise. To see it: groupclip train --config "
+        f"{outcome.out / 'run.yaml'} --no-privacy"
+    )
     click.echo(
         f"privacy        epsilon {figure(outcome.epsilon)} at delta {outcome.delta:g}, after {outcome.steps} steps"
     )

@@ -20,8 +20,9 @@ from ..batch import tensors_in
 from ..engine import Engine
 from ..normals import workspace_bytes
 from ..partition import Partition, partition
+from .blanks import blank, blank_model, example
 from .live import Live
-from .sketch import answering, blank, blank_model, sketching
+from .sketch import answering, sketching
 from .trace import Layer, Recorder, TracedGroup
 from .workload import Loss, batch_bytes, number_of_samples, resized
 
@@ -72,7 +73,7 @@ class Sketched:
         return sum(t.numel() * t.element_size() for t in (*self.model.parameters(), *self.model.buffers()))
 
     def _batch_of(self, samples: int) -> Any:
-        return resized(self._batch, samples, blank)
+        return resized(self._batch, samples, example)
 
     def plain(self) -> Curve:
         """Training without privacy."""

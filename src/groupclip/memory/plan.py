@@ -58,7 +58,7 @@ class Plan:
 
     def table(self) -> str:
         """For people: one row a group, with the cost model's estimate of its peak, then the totals of the sketched step."""
-        rows = [("group", "layers from", "to", "numbers", "estimate")]
+        rows = [("group", "layers from", "to", "coordinates", "estimate")]
         for name, members in self.partition.groups:
             size = f"{self.partition.sizes[name]:,}"
             rows.append((name, _layer(members[0]), _layer(members[-1]), size, show_bytes(self.group_peaks[name])))
@@ -124,7 +124,8 @@ def plan(
 
     Args:
         model: not attached; its parameters may lie on the ``meta`` device.
-        example_batch: what a physical batch looks like; see :func:`groupclip.memory.workload.default_loss`.
+        example_batch: what a physical batch looks like; see :func:`groupclip.memory.workload.default_loss`. Values don't matter,
+            but those of rows of integers ``[B]`` (lengths, offsets, labels), which say how large what follows is.
         groups: at most so many. Without ``memory``, the plan has the least peak, and of the norm methods that reach it, in
             these groups, the fastest.
         memory: bytes of the whole device (``"12GB"``, or a number). The plan has the fewest groups that fit, and of the
@@ -137,7 +138,7 @@ def plan(
     Raises:
         ValueError: neither ``groups`` nor ``memory``, or one that can't be read; an attached model.
         BudgetTooSmallError: nothing fits in ``memory``; says the least that does.
-        UnsupportedOperation: the model's control flow depends on numbers.
+        UnsupportedOperation: what is computed next depends on numbers; says where.
     """
     if groups is None and memory is None:
         raise ValueError("give groups=, the most groups, or memory=, the bytes of the device, or both")

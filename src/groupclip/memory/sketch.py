@@ -7,85 +7,83 @@ ids differ. A model that asks for more (a number, the rows where a mask is true)
 
 from __future__ import annotations
 
-import copy
 import sys
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import _engine_run_backward
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..batch import instances_in, replaced, tensors_in
 from ..errors import UnsupportedOperation
 from ..operands import PrivateParameter, PrivateTensor
 from ..private import dispatch
 from ..tape import in_backward
+from .blame import asking_module, needs, without_numbers
+from .blanks import META, blank
+from .integers import CPU, FACTORIES, READ, Integers
 
 aten = torch.ops.aten
-META = torch.device("meta")
-
-
-def blank(tensor: Tensor, batch: tuple[int, int] | None = None) -> Tensor:
-    """A meta tensor of the same shape, strides and dtype; ``batch = (B, N)``: with N samples in place of B."""
-    with torch._C.DisableTorchFunctionSubclass():
-        if batch is not None and tensor.dim() > 0 and tensor.shape[0] == batch[0]:
-            return torch.empty((batch[1], *tensor.shape[1:]), dtype=tensor.dtype, device=META)
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=META)
-
-
-def blank_model(model: nn.Module) -> nn.Module:
-    """A copy of the model whose parameters and buffers have no memory; modes and what is frozen are kept.
-
-    Raises:
-        ValueError: the model is attached.
-    """
-    memo: dict[int, Any] = {}
-    for p in model.parameters():
-        if isinstance(p, PrivateParameter):
-            raise ValueError("the model is attached: plan before groupclip.attach, or engine.detach() first")
-        memo[id(p)] = nn.Parameter(blank(p), p.requires_grad)
-    for b in model.buffers():
-        memo[id(b)] = blank(b)
-    return copy.deepcopy(model, memo)
 
 
 class _Answers(TorchDispatchMode):
     """Runs everything on the meta device, and answers what can't be known without numbers."""
 
-    def __init__(self) -> None:
+    def __init__(self, integers: Integers) -> None:
         super().__init__()
-        self._constants: dict[int, tuple[Tensor, Tensor]] = {}  # real tensors that the model holds, and their blanks
+        self._integers = integers
+        self._constants = WeakTensorKeyDictionary()  # real tensors that the model holds or makes, and their blanks
         self._untrue: set[int] = set()  # storages that say whether any entry is true
         self._outputs: dict[Any, Any] = {}  # of operations that were run on such operands before
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if kwargs.get("device") is not None:
+        # In a backward pass, a pretence would answer for the tensors that are looked at here.
+        with torch._C.DisableTorchFunction():
+            return self._answer(func, args, dict(kwargs or {}))
+
+    def _answer(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        asked = kwargs.get("device")
+        if asked is not None:
             kwargs["device"] = META
+        if self._integers.computable(func, list(tensors_in((args, kwargs)))):
+            return func(*args, **(kwargs if asked is None else {**kwargs, "device": CPU}))
+        given = args, kwargs
+        self._integers.spoil(func, args, kwargs)
         args, kwargs = self._blanked(args), self._blanked(kwargs)
+        place = READ.get(func.overloadpacket)
+        if place is not None:
+            if not self._integers.known(given[0][place]):
+                raise UnsupportedOperation(needs("the lengths of sequences"))
+            return func(*args[:place], given[0][place], *args[place + 1 :], **kwargs)
         if func is aten._local_scalar_dense.default:
-            return self._number(args[0])
+            return self._number(given[0][0])
         if func is aten.nonzero.default:
             if not in_backward():
-                raise UnsupportedOperation(_ASKS.format("which entries of a tensor aren't zero"))
+                raise UnsupportedOperation(needs("to know which entries of a tensor aren't zero"))
             return args[0].new_empty(0, args[0].dim(), dtype=torch.int64)
         if func is aten._unique2.default:
             x = args[0]
             one = x.new_empty(x.numel())
             return one, x.new_empty(x.shape, dtype=torch.int64), x.new_empty(0, dtype=torch.int64)
         if func is aten.equal.default:
-            raise UnsupportedOperation(_ASKS.format("whether two tensors are equal"))
+            raise UnsupportedOperation(needs("to know whether two tensors are equal"))
         if func.overloadpacket is aten.any:
             found = func(*args, **kwargs)
             self._untrue.add(found.untyped_storage()._cdata)
             weakref.finalize(found.untyped_storage(), self._untrue.discard, found.untyped_storage()._cdata)
             return found
+        if func.overloadpacket in FACTORIES:
+            blank_one = self._blanked(func(*args, **kwargs))
+            made = self._integers.made(func, given[0], {**kwargs, "device": asked}, blank_one)
+            return blank_one if made is None else made
         key = _key(func, args, kwargs)
         if key is None:
             return self._blanked(func(*args, **kwargs))
@@ -100,23 +98,28 @@ class _Answers(TorchDispatchMode):
         return _made(self._outputs[key])
 
     def _blanked(self, value: Any) -> Any:
-        if all(t.is_meta or t.dim() == 0 for t in tensors_in(value)):
+        if all(t.is_meta or _is_number(t) for t in tensors_in(value)):
             return value
         return replaced(value, lambda v: self._blank_of(v) if isinstance(v, Tensor) else v)
 
     def _blank_of(self, x: Tensor) -> Tensor:
-        if x.is_meta or x.dim() == 0:
+        if x.is_meta or _is_number(x):
             return x
-        if id(x) not in self._constants:
-            self._constants[id(x)] = (x, blank(x))
-        return self._constants[id(x)][1]
+        if x not in self._constants:
+            self._constants[x] = blank(x)
+        return self._constants[x]
 
     def _number(self, x: Tensor) -> Any:
-        if not x.is_meta:
+        if not x.is_meta and x.dim() == 0:
             return x.item()
         if x.dtype == torch.bool:  # all are finite; none is doubtful
             return x.untyped_storage()._cdata not in self._untrue
-        raise UnsupportedOperation(_ASKS.format("for a number of a tensor"))
+        raise UnsupportedOperation(needs("a number of a tensor"))
+
+
+def _is_number(x: Tensor) -> bool:
+    """A real scalar, which may meet tensors of any device. One of integers may be an index, which mayn't."""
+    return x.dim() == 0 and x.is_floating_point()
 
 
 def _key(func: Any, args: Any, kwargs: Any) -> Any:
@@ -163,31 +166,30 @@ def _made(value: Any) -> Any:
     return type(value)(_made(v) for v in value) if isinstance(value, (tuple, list)) else value
 
 
-_ASKS = (
-    "the model asks {}: what it computes next depends on the data, so the memory of a step can't be told without running it. "
-    "Plan a copy without that branch, or measure instead (groupclip.memory.measure)"
-)
-
 #: What autocast runs in the lower precision, on the CPU and on CUDA alike.
 _LOWERED: set[Any] = {
     F.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm, torch.bmm, Tensor.bmm, torch.addmm,
     torch.baddbmm, F.conv1d, F.conv2d, F.conv3d, F.scaled_dot_product_attention,
 }  # fmt: skip
 _MOVES: set[Any] = {Tensor.to, Tensor.cpu, Tensor.cuda}
+_FROM_LISTS: set[Any] = {torch.tensor, torch.as_tensor}
+_READINGS: set[Any] = {Tensor.tolist, Tensor.numpy, Tensor.__array__}
 _FLASH = 1
 
 
 class _Pretence(TorchFunctionMode):
     """Makes meta tensors pass for tensors of ``device``: for code that asks, for attention kernels, for autocast."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, integers: Integers) -> None:
         super().__init__()
-        self._device = device
+        self._device, self._integers = device, integers
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func == Tensor.device.__get__:  # pyright: ignore[reportAttributeAccessIssue]
             # Checkpoints compare devices, of which they have read some in the midst of an operation, where no mode is on.
+            if asking_module() == "torch.nn.utils.rnn" and self._integers.known(args[0]):
+                return CPU  # lengths of packed sequences lie there, whatever the device
             return META if sys._getframe(1).f_globals.get("__name__") == "torch.utils.checkpoint" else self._device
         if func == Tensor.is_meta.__get__:  # pyright: ignore[reportAttributeAccessIssue]
             return False
@@ -197,6 +199,12 @@ class _Pretence(TorchFunctionMode):
             args, kwargs = _stay(args), {k: v for k, v in kwargs.items() if k not in ("device", "non_blocking")}
             if func is not Tensor.to or (len(args) == 1 and not kwargs):
                 return args[0]
+        if func in _FROM_LISTS and isinstance(args[0] if args else kwargs.get("data"), (list, tuple, np.ndarray)):
+            return func(*args, **{**kwargs, "device": "cpu"})  # on the meta device, its numbers would be gone at once
+        if kwargs.get("device") is not None and torch.device(kwargs["device"]).type != "cpu":
+            kwargs = {**kwargs, "device": META}  # torch would wake the device up
+        if func in _READINGS and not self._integers.readable(args[0]):
+            raise UnsupportedOperation(needs("the numbers of a tensor"))
         if func is Tensor.backward:
             with self:  # checkpoints run the model again in there
                 return _backward(*args, **kwargs)
@@ -274,17 +282,18 @@ def _lowered(value: Any, dtype: torch.dtype) -> Any:
 
 def answering() -> TorchDispatchMode:
     """Inside, operations on blank tensors run without numbers; real scalars stay real."""
-    return _Answers()
+    return _Answers(Integers())
 
 
 @contextmanager
 def sketching(device: torch.device) -> Iterator[None]:
     """Inside, operations on blank tensors run as they would on ``device``, without numbers."""
-    with ExitStack() as stack:
+    with without_numbers(), ExitStack() as stack:
         stack.enter_context(torch.device(META))
-        stack.enter_context(_Answers())
-        stack.enter_context(_Pretence(device))
+        integers = Integers()
+        stack.enter_context(_Answers(integers))
+        stack.enter_context(_Pretence(device, integers))
         yield
 
 
-__all__ = ["answering", "blank", "blank_model", "sketching"]
+__all__ = ["answering", "sketching"]

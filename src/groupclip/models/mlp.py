@@ -1,4 +1,4 @@
-"""Multi-layer perceptrons: on the pixels of an image, or on the mean of a text's word vectors."""
+"""Linear models and multi-layer perceptrons: on the pixels of an image, or on the words of a text in no order."""
 
 import math
 
@@ -16,6 +16,16 @@ def _layers(inputs: int, num_classes: int) -> nn.Sequential:
         nn.ReLU(),
         nn.Linear(HIDDEN, num_classes),
     )
+
+
+def _words(table: nn.Embedding, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums ``[B, D]`` of the vectors of a text's words, and their numbers ``[B, 1]``, at least 1; id 0 is padding.
+
+    Padding is masked, though its gradient is zero: noise moves every row of a table, that of padding too, and a short text
+    has more padding than words.
+    """
+    words = (ids != 0).unsqueeze(2)  # [B, T, 1]
+    return (table(ids) * words).sum(1), words.sum(1).clamp(min=1)
 
 
 class ImageMLP(nn.Module):
@@ -42,6 +52,24 @@ class LinearModel(nn.Module):
         return self.head(x.flatten(1))
 
 
+class TextLinear(nn.Module):
+    """Logistic regression on the words of a text: token ids ``[B, T]``, 0 for padding, to logits ``[B, num_classes]``.
+
+    Every id has one weight a class, and a text's weights are added up and divided by the square root of their number: its
+    word counts have length 1, or nearly. There is no bias: it would be part of every text's gradient, so that the noise and
+    the clipping of all words would follow how frequent the classes are, and an ordinary word does its work. Starts at zero.
+    """
+
+    def __init__(self, *, vocabulary: int, num_classes: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(vocabulary, num_classes, padding_idx=0)
+        nn.init.zeros_(self.embed.weight)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        total, length = _words(self.embed, ids)
+        return total / length.sqrt()  # an empty text has equal logits
+
+
 class TextMLP(nn.Module):
     """Token ids ``[B, T]``, 0 for padding, to logits ``[B, num_classes]``: mean vector, two hidden layers."""
 
@@ -51,5 +79,5 @@ class TextMLP(nn.Module):
         self.layers = _layers(WORD_DIM, num_classes)
 
     def forward(self, ids: Tensor) -> Tensor:
-        length = (ids != 0).sum(1, keepdim=True).clamp(min=1)  # [B, 1]; an empty text has a zero mean
-        return self.layers(self.embed(ids).sum(1) / length)  # padding has a zero vector
+        total, length = _words(self.embed, ids)
+        return self.layers(total / length)  # an empty text has a zero mean

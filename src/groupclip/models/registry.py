@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from .cnn import Activation, SmallCNN
-from .mlp import ImageMLP, LinearModel, TextMLP
+from .mlp import ImageMLP, LinearModel, TextLinear, TextMLP
 from .text import TextEncoder
 from .vit import VIT_SHAPES, VisionTransformer
 
@@ -60,7 +60,7 @@ MODELS: dict[str, ModelSpec] = {
             kinds=("image", "text"), input_shape=(1, 28, 28), num_classes=10,
         ),
         ModelSpec(
-            name="linear", summary="logistic regression on pixels: the baseline", kinds=("image",),
+            name="linear", summary="logistic regression on pixels, or on the words of a text", kinds=("image", "text"),
             input_shape=(1, 28, 28), num_classes=10,
         ),
         ModelSpec(
@@ -113,7 +113,7 @@ def build_model(
     given = {"patch_size": patch_size, "image_size": image_size, "activation": activation}
     for option, value in given.items():
         if value is not None and option not in spec.options:
-            raise ValueError(f"option {option}={value} means nothing to model '{name}'; "
+            raise ValueError(f"{option}={value} means nothing to model '{name}'; "
                              f"its options: {', '.join(spec.options) or 'none'}")  # fmt: skip
     if activation not in (None, "relu", "tanh"):
         raise ValueError(f"activation={activation!r} must be 'relu' or 'tanh'")
@@ -134,6 +134,8 @@ def _kind(input_shape: tuple[int, ...]) -> Kind:
 
 
 def _build_text(name: str, length: int, num_classes: int, vocabulary: int) -> nn.Module:
+    if name == "linear":
+        return TextLinear(vocabulary=vocabulary, num_classes=num_classes)
     if name == "mlp":
         return TextMLP(vocabulary=vocabulary, num_classes=num_classes)
     return TextEncoder(vocabulary=vocabulary, length=length, num_classes=num_classes)

@@ -27,7 +27,7 @@ class DryRun:
     """What a cell will be.
 
     groups: its partition; None without privacy. mechanism: its plan, with sigma; None without privacy.
-    parameters: trainable numbers of the STAND-IN, which shows that something trains. samples: of the batch that was clipped.
+    parameters: trainable coordinates of the STAND-IN, which shows that something trains. samples: of the batch that was clipped.
     """
 
     cell: Cell

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ class Steps:
     @property
     def order(self) -> list[slice]:
         """The rows of each step, in the order in which states are computed."""
-        ends = torch.tensor(self.sizes).cumsum(0).tolist()
+        ends = accumulate(self.sizes)  # not by torch: in a pass without numbers (groupclip.memory) there would be none
         rows = [slice(end - size, end) for end, size in zip(ends, self.sizes, strict=True)]
         return rows[::-1] if self.backwards else rows
 

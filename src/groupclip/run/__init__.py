@@ -4,10 +4,12 @@ from . import start
 outcome = start({"task": "digits", "epsilon": 3, "clipping": "uniform:2"}, Path("runs/digits")).train()
 """
 
+from ..epochs import steps_of
 from .config import RunConfig, read_yaml
 from .errors import ConfigError, RunFailed, RunInterrupted
 from .observer import Beginning, Nobody, Observer
-from .resolve import resolve, steps_of
+from .plain import PlainOutcome, PlainRun, start_plain
+from .resolve import resolve
 from .train import CHECKPOINT_SECONDS, Outcome, Run, resume, start
 
 __all__ = [
@@ -17,6 +19,8 @@ __all__ = [
     "Nobody",
     "Observer",
     "Outcome",
+    "PlainOutcome",
+    "PlainRun",
     "Run",
     "RunConfig",
     "RunFailed",
@@ -25,5 +29,6 @@ __all__ = [
     "resolve",
     "resume",
     "start",
+    "start_plain",
     "steps_of",
 ]

@@ -51,7 +51,7 @@ def build(config: RunConfig, task: Task, mechanism: Mechanism | None = None) -> 
     Raises:
         ValueError, TypeError: settings that don't fit together, naming the one.
     """
-    device = _device(config.device)
+    device = device_of(config.device)
     model = model_of(config, task).to(device)
     torch.manual_seed(secrets.randbits(63))
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -145,7 +145,7 @@ def learning_rate(config: RunConfig, step: int) -> float:
             return config.lr
 
 
-def _device(name: str) -> torch.device:
+def device_of(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name == "cuda" and not torch.cuda.is_available():

@@ -22,7 +22,7 @@ ADAPTIVE_OPTIONS = ("quantile", "rate", "share")
 MODEL_OPTIONS = ("patch_size", "image_size", "activation")
 _LISTS = ("classes",)
 PATH_OPTIONS = ("test", "public")
-_WHOLE = ("image_size", "patch_size", "max_length", "vocabulary")
+_WHOLE = {"image_size": 1, "patch_size": 1, "max_length": 1, "vocabulary": 1, "prefix": 0}  # the least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,9 @@ class RunConfig:
     clipping: style of the groups, or a mapping from parameter name or pattern to group.
     clip: the clip function. thresholds: R, or R_1..R_M, or a mapping from group to R_m.
     adaptive: options of :class:`groupclip.Adaptive`, whose thresholds begin at ``thresholds``; none: they are fixed.
+    no_privacy: a plain baseline without clipping, noise and epsilon; none of PRIVATE means anything then.
     epsilon, delta: what all steps together may spend. steps: planned optimizer steps.
+    lax_delta: a delta of 1/n or more, for n samples, is meant.
     sampling, adjacency, max_batch_size: as for :class:`groupclip.Mechanism`. accountant: by which the noise is calibrated; None
         for the one that needs least. allocation: how noise is shared among the groups. hardened: noise on a grid.
     batch_size: the EXPECTED size of a batch (users count where the task says whose its records are). microbatch: most samples
@@ -55,8 +57,10 @@ class RunConfig:
     clip: str
     thresholds: float | list[float] | Mapping[str, float]
     adaptive: Mapping[str, float] = field(default_factory=dict)
+    no_privacy: bool = False
     epsilon: float
     delta: float
+    lax_delta: bool = False
     sampling: str = "poisson"
     adjacency: str = "add-or-remove-one"
     max_batch_size: int | None = None
@@ -80,8 +84,15 @@ class RunConfig:
         """JSON-able; only what differs from "not given"."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         values = {name: dict(v) if isinstance(v, Mapping) else v for name, v in values.items()}
-        return {name: v for name, v in values.items() if v is not None and v != {}}
+        left_out = PRIVATE if self.no_privacy else ("no_privacy",)
+        return {name: v for name, v in values.items() if v is not None and v != {} and name not in left_out}
 
+
+PRIVATE = (
+    "epsilon", "delta", "lax_delta", "clipping", "clip", "thresholds", "adaptive", "allocation", "hardened", "sampling",
+    "adjacency", "max_batch_size", "accountant",
+)  # fmt: skip
+"""Settings that mean nothing in a run without privacy."""
 
 KEYS = (*(f.name for f in fields(RunConfig)), "epochs")
 
@@ -101,6 +112,8 @@ def checked_request(given: Mapping[str, Any]) -> dict[str, Any]:
         hint = f"did you mean '{near[0]}'? " if near else ""
         raise ConfigError(f"unknown setting '{unknown[0]}'; {hint}The settings are {', '.join(KEYS)}")
     request = {key: _checked(key, value) for key, value in given.items() if value is not None}
+    if request.get("no_privacy") and (idle := [key for key in PRIVATE if request.get(key)]):
+        raise ConfigError(f"no_privacy is given, and {idle[0]}={request[idle[0]]!r} means nothing without privacy: give one")
     if "steps" in request and "epochs" in request:
         raise ConfigError("steps and epochs are both given: one follows from the other, so give one of them")
     if ":" in request.get("task", ""):
@@ -154,6 +167,8 @@ def _checked(key: str, value: Any) -> Any:
             return _whole(key, value, least=1)
         case "eval_every" | "pretrain_steps" | "seed":
             return _whole(key, value, least=0)
+        case "epsilon" if isinstance(value, (int, float, str)) and str(value).strip().lower() in ("inf", "infinity"):
+            raise ConfigError("epsilon=inf must be > 0 and finite: for a baseline without privacy give --no-privacy")
         case "epsilon" | "lr" | "epochs":
             return _real(key, value, above=0.0)
         case "weight_decay":
@@ -172,7 +187,7 @@ def _checked(key: str, value: Any) -> Any:
             return _one_of(key, value, ACCOUNTANTS)
         case "allocation":
             return _one_of(key, value, ALLOCATIONS)
-        case "hardened":
+        case "no_privacy" | "hardened" | "lax_delta":
             return _yes_or_no(key, value)
         case "adaptive":
             return {name: _real(f"{key}.{name}", v) for name, v in _known(key, value, ADAPTIVE_OPTIONS).items()}
@@ -258,7 +273,7 @@ def _known(key: str, value: Any, names: tuple[str, ...]) -> Mapping[str, Any]:
 
 def _option(key: str, name: str, value: Any) -> Any:
     if name in _WHOLE:
-        return _whole(key, int(value) if isinstance(value, str) and value.isdecimal() else value, least=1)
+        return _whole(key, int(value) if isinstance(value, str) and value.isdecimal() else value, least=_WHOLE[name])
     if name in _LISTS:
         items = value.split(",") if isinstance(value, str) else value
         if not isinstance(items, (list, tuple)):

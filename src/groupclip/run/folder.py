@@ -1,6 +1,7 @@
 """The folder of a run: what lies where, who may write, and the lock that keeps a second process out.
 
 OUT/release/        weights, privacy.json, model card, the model's settings: to be published
+OUT/not-private/    the same of a run without privacy, which has no release/, and OUT/NOT-PRIVATE.txt beside it
 OUT/report.html     what happened, with plots; as public as the release
 OUT/metrics.jsonl   one row a step, made from noisy quantities and held-out data
 OUT/run.yaml        every setting: ``groupclip train --config OUT/run.yaml --out OTHER`` does it again
@@ -23,6 +24,8 @@ class RunFolder:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.release = root / "release"
+        self.not_private = root / "not-private"
+        self.mark = root / "NOT-PRIVATE.txt"
         self.report = root / "report.html"
         self.metrics = root / "metrics.jsonl"
         self.config = root / "run.yaml"
@@ -98,6 +101,8 @@ def existing_folder(root: Path) -> RunFolder:
             raise ConfigError(
                 f"the run in {root} is finished: its release is in {root / 'release'}; nothing is left to resume"
             )
+        if (root / "NOT-PRIVATE.txt").is_file():
+            raise ConfigError(f"the run in {root} is one without privacy, which can't be gone on with: start it again")
         raise ConfigError(f"{root} holds no checkpoint (resume/checkpoint.safetensors): start a run with another --out")
     try:
         folder = RunFolder(root)

@@ -10,6 +10,7 @@ from typing import Any
 from ..errors import GroupClipError, PrivacyViolation
 from ..sampling import LogicalBatch, LogicalBatches, logical_batches
 from ..tasks import Task
+from ..tasks.spec import ImageFiles
 from . import checkpoint
 from .build import Trainer, learning_rate
 from .checkpoint import Progress
@@ -35,6 +36,7 @@ class Loop:
         folder: RunFolder,
         progress: Progress,
         checkpoint_seconds: float,
+        workers: int,
     ) -> None:
         assert trainer.engine.ledger is not None
         self.config, self.task, self.trainer, self.folder = config, task, trainer, folder
@@ -42,7 +44,7 @@ class Loop:
         self.progress = progress
         self.evaluation: Evaluation | None = None  # of the weights as they are
         self._curve = EpsilonCurve(trainer.mechanism, config.delta)
-        self._seconds = checkpoint_seconds
+        self._seconds, self._workers = checkpoint_seconds, workers
         self._saved = time.monotonic()
         self._updating = False
 
@@ -60,7 +62,7 @@ class Loop:
             self._refuse_overtaken()
             journal = Journal(self.folder.journal, self.ledger.steps)
             metrics = Lines(self.folder.metrics, mode=PUBLIC, durable=False)
-        batches = self._batches()
+        batches = iter(self._batches())
         try:
             for batch in batches:
                 with said_plainly("charging a step", going_on):
@@ -86,6 +88,7 @@ class Loop:
             kind = "" if isinstance(error, (GroupClipError, ValueError)) else f"{type(error).__name__}: "
             raise RunFailed(f"step {journal.charged} failed: {kind}{error}\nPut that right, then {going_on}") from error
         finally:
+            batches.close()  # and so the workers end
             journal.close()
             metrics.close()
 
@@ -105,8 +108,16 @@ class Loop:
         microbatch = self.config.microbatch
         if padded:
             microbatch = min(microbatch, mechanism.max_batch_size or microbatch)
+        records = self.task.train
+        decoding = isinstance(records, ImageFiles) and records.held is None
         return logical_batches(
-            self.task.train, mechanism, microbatch, users=self.task.owners, padded=padded, start=self.ledger.steps
+            records,
+            mechanism,
+            microbatch,
+            users=self.task.owners,
+            padded=padded,
+            start=self.ledger.steps,
+            num_workers=self._workers if decoding else 0,
         )
 
     def save(self) -> None:

@@ -5,25 +5,34 @@ No recipe has an epsilon: how much privacy to spend is the person's decision.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Defaults of one task; ``RunConfig`` says what they mean."""
+    """Defaults of one task; ``RunConfig`` says what they mean.
+
+    batch_size: where batches are sampled; with ``sampling="full-batch"`` a batch is the whole data set.
+    task_options: how records are read for the model, unless the person says it.
+    """
 
     model: str
     clipping: str
     batch_size: int
     epochs: float
     lr: float
+    clip: str = "automatic"
+    thresholds: float = 1.0
+    sampling: str = "poisson"
     optimizer: str = "adamw"
     schedule: str = "constant"
     momentum: float = 0.0
     weight_decay: float = 0.0
     microbatch: int = 64
     pretrain_steps: int = 0
+    task_options: Mapping[str, Any] = field(default_factory=dict)
 
 
 TUNED: dict[str, Recipe] = {
@@ -44,14 +53,47 @@ TUNED: dict[str, Recipe] = {
 
 GENERAL: dict[Literal["image", "text"], Recipe] = {
     "image": Recipe(model="cnn-small", clipping="layer-wise", batch_size=512, epochs=10, lr=3e-3),
-    "text": Recipe(model="mlp", clipping="layer-wise", batch_size=512, epochs=10, lr=1e-2),
+    "text": Recipe(
+        model="linear",
+        clipping="all-layer",
+        clip="abadi",
+        thresholds=0.3,
+        sampling="full-batch",
+        batch_size=512,
+        epochs=60,
+        lr=200.0,
+        optimizer="sgd",
+        microbatch=1024,
+        task_options={"max_length": 128, "prefix": 4},
+    ),
 }
-"""By kind of input: for every other task, and for other models."""
+"""By kind of input: for every other task."""
+
+TEXT_NETWORK = Recipe(model="mlp", clipping="layer-wise", batch_size=512, epochs=10, lr=1e-2)
+"""For text and a model with hidden layers: it needs far more records than a linear one to learn anything under noise."""
+
+PLAIN = Recipe(model="", clipping="none", batch_size=64, epochs=20, lr=1e-3, schedule="linear")
+PLAIN_LINEAR = Recipe(model="linear", clipping="none", batch_size=64, epochs=20, lr=1e-2, schedule="linear")
+"""For runs without privacy, where small batches and many steps cost nothing. The model is that of the private recipe."""
+
+KINDS: dict[str, Literal["image", "text"]] = {"csv": "text"}  # of tasks that can be known before they are loaded
 
 EVALUATIONS = 20  # at most that many in a run
+
+
+def plain_recipe(task: str, kind: Literal["image", "text"], model: str | None) -> Recipe:
+    """The defaults of a run without privacy: the private one's model, pretraining and reading, and a training that suits it."""
+    private = recipe(task, kind, model)
+    name = model or private.model
+    plain = PLAIN_LINEAR if name == "linear" else PLAIN
+    return replace(plain, model=name, pretrain_steps=private.pretrain_steps, task_options=private.task_options)
 
 
 def recipe(task: str, kind: Literal["image", "text"], model: str | None) -> Recipe:
     """The defaults for a task and the model that was asked for, if one was."""
     tuned = TUNED.get(task)
-    return tuned if tuned is not None and model in (None, tuned.model) else GENERAL[kind]
+    if tuned is not None and model in (None, tuned.model):
+        return tuned
+    if kind == "text" and model not in (None, GENERAL["text"].model):
+        return TEXT_NETWORK
+    return GENERAL[kind]

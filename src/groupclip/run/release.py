@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..names import plain_name
 from ..report import RunReport, html_report, told_lost
 from ..statement import PrivacyRecord, model_card
 from ..tasks import Task
@@ -19,6 +20,7 @@ from .config import PATH_OPTIONS, RunConfig
 from .environment import environment
 from .evaluate import Evaluation
 from .files import sync_folder, write_atomically
+from .guessing import findings, told_majority
 
 
 def write_release(
@@ -44,8 +46,8 @@ def write_release(
         record = trainer.engine.record(delta=config.delta)
         weights = {name: plain_tensor(value) for name, value in trainer.model.state_dict().items()}
         write_atomically(made / "model.safetensors", serialise(weights, {"format": "pt"}))
-        write_atomically(made / "privacy.json", _json(record.to_dict()))
-        write_atomically(made / "config.json", _json(model_settings(config, task)))
+        write_atomically(made / "privacy.json", as_json(record.to_dict()))
+        write_atomically(made / "config.json", as_json(model_settings(config, task)))
         write_atomically(made / "README.md", _card(config, task, record, progress, evaluation))
         if release.exists():
             shutil.rmtree(release)
@@ -59,11 +61,11 @@ def _card(
     config: RunConfig, task: Task, record: PrivacyRecord, progress: Progress, evaluation: Evaluation | None
 ) -> str:
     """The model card. Everything said of the records is their task's public description."""
-    sections = {"Data": "\n".join(f"- {name}: {value}" for name, value in task.description.items())}
+    sections = {"Data": "\n".join(f"- {plain_name(key)}: {value}" for key, value in task.description.items())}
     origin = "trained from random weights"
     if progress.pretraining is not None:
         origin = "trained after public pretraining on drawn letters"
-        sections["Public pretraining"] = "\n".join(f"- {k}: {v}" for k, v in progress.pretraining.items())
+        sections["Public pretraining"] = "\n".join(f"- {plain_name(k)}: {v}" for k, v in progress.pretraining.items())
     if progress.lost:
         sections["Interruptions"] = (
             f"{told_lost(progress.lost)}. The weights took {progress.updates:,} updates of the {record.steps:,} steps that are "
@@ -72,19 +74,26 @@ def _card(
     if evaluation is not None:
         sections["Evaluation"] = (
             f"Accuracy {evaluation.test_accuracy:.1%} on {len(task.test):,} held-out records, which the guarantee doesn't "
-            "cover: they are treated as public. Nothing was measured on the training records."
+            f"cover: they are treated as public. For comparison, {told_majority(evaluation)}. Nothing was measured on the "
+            "training records."
         )
-    sections["Use"] = _USE
+        sections["Evaluation"] += "".join(f" {finding}" for finding in findings(config, task, evaluation))
+    sections["Use"] = USE
     return model_card(
         record,
         title=f"{config.model} on {task.name}",
         introduction=f"A classifier with {task.num_classes} classes, {origin}, with differential privacy.",
         tags=[f"{task.kind}-classification"],
+        intended_use=_INTENDED.format(kind="images" if task.kind == "image" else "texts", classes=task.num_classes),
         sections=sections,
     )
 
 
-_USE = """```python
+_INTENDED = (
+    "To sort {kind} that were prepared as under Data into {classes} classes. To fill in by whoever publishes the model: for what "
+    "and whom it is meant, and for what it isn't. ______________________________"
+)
+USE = """```python
 import json
 from groupclip.models import build_model
 from safetensors.torch import load_file
@@ -119,7 +128,8 @@ def write_report(
         steps=trainer.engine.ledger.steps,
         updates=progress.updates,
         test_accuracy=None if evaluation is None else evaluation.test_accuracy,
-        chance=1 / task.num_classes,
+        chance=1 / task.num_classes if evaluation is None else evaluation.majority_share,
+        findings=findings(config, task, evaluation),
         partition=trainer.engine.partition,
         thresholds=trainer.engine.thresholds,
         noise_multiplier=trainer.noise_multiplier,
@@ -155,5 +165,6 @@ def model_settings(config: RunConfig, task: Task) -> dict[str, Any]:
     }
 
 
-def _json(value: Any) -> str:
+def as_json(value: Any) -> str:
+    """A file of JSON."""
     return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"

@@ -6,12 +6,25 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ..mechanism import MOST_STEPS
-from ..spent import default_delta
+from ..epochs import steps_of
+from ..spent import default_delta, told_lax
 from ..tasks import Task
 from .config import RunConfig
 from .errors import ConfigError
-from .recipes import EVALUATIONS, recipe
+from .recipes import EVALUATIONS, KINDS, plain_recipe, recipe
+
+
+def advised_reading(request: Mapping[str, Any]) -> dict[str, Any]:
+    """``request`` with the options that the recipe advises for the reading of its task, before the task is loaded.
+
+    What the person gave stays.
+    """
+    kind = KINDS.get(request["task"])
+    if kind is None:
+        return dict(request)
+    advised = recipe(request["task"], kind, request.get("model")).task_options
+    options = {**advised, **request.get("task_options", {})}
+    return {**request, "task_options": options} if options else dict(request)
 
 
 def resolve(request: Mapping[str, Any], task: Task) -> RunConfig:
@@ -21,12 +34,18 @@ def resolve(request: Mapping[str, Any], task: Task) -> RunConfig:
 
     Raises:
         ConfigError: no epsilon, or an expected batch larger than the data set.
+        ValueError: epochs that mean more steps than a mechanism may have.
     """
-    if "epsilon" not in request:
+    plain = bool(request.get("no_privacy"))
+    if not plain and "epsilon" not in request:
         raise ConfigError("no epsilon is given: say how much privacy the run may spend, e.g. --epsilon 3")
-    advised = recipe(task.name, task.kind, request.get("model"))
-    size, many = task.units, "training samples" if task.unit == "sample" else "users"
-    usual = size if request.get("sampling") == "full-batch" else min(advised.batch_size, max(1, size // 2))
+    advised = (plain_recipe if plain else recipe)(task.name, task.kind, request.get("model"))
+    size = len(task.train) if plain else task.units
+    many = "training samples" if task.unit == "sample" else "users"
+    # somebody who names the size of a batch, or a cap, wants batches to be sampled
+    sampled = not request.keys().isdisjoint(("batch_size", "max_batch_size"))
+    sampling = request.get("sampling", "poisson" if sampled else advised.sampling)
+    usual = size if sampling == "full-batch" else min(advised.batch_size, max(1, size // 2))
     batch = request.get("batch_size", usual)
     if batch > size:
         raise ConfigError(f"batch_size={batch} is larger than the {size} {many}; use at most that many")
@@ -34,8 +53,10 @@ def resolve(request: Mapping[str, Any], task: Task) -> RunConfig:
     defaults = {
         "model": advised.model,
         "clipping": advised.clipping,
-        "clip": "automatic",
-        "thresholds": 1.0,
+        "clip": advised.clip,
+        "thresholds": advised.thresholds,
+        "sampling": sampling,
+        "epsilon": math.inf,  # a run without privacy has no other
         "delta": default_delta(size),
         "batch_size": batch,
         "steps": steps,
@@ -54,9 +75,11 @@ def resolve(request: Mapping[str, Any], task: Task) -> RunConfig:
     return RunConfig(**{**defaults, **given})
 
 
-def steps_of(epochs: float, size: int, batch: float) -> int:
-    """Steps in which each sample is drawn ``epochs`` times on average; rounded up, at least 1."""
-    steps = epochs * size / batch
-    if not steps <= MOST_STEPS:
-        raise ConfigError(f"epochs={epochs:g} means {steps:.3g} steps, more than {MOST_STEPS:,}; use fewer")
-    return max(1, math.ceil(round(steps, 9)))
+def refuse_lax_delta(config: RunConfig, task: Task) -> None:
+    """Raise ConfigError where delta is 1/n or more, unless that is asked for by name (``lax_delta``)."""
+    told = told_lax(config.delta, task.units, task.unit)
+    if told and not config.lax_delta:
+        raise ConfigError(
+            f"delta={config.delta:g} is {told}, so the run's epsilon would promise nothing. Ask for at most "
+            f"delta={default_delta(task.units):.3g}; if it is meant, ask for it by name: lax_delta=true"
+        )

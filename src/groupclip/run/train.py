@@ -8,24 +8,29 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from ..errors import PrivacyViolation
 from ..mechanism import Mechanism
-from ..tasks import Task, load_task
+from ..tasks import Task
+from ..tasks.spec import Told
 from . import checkpoint
 from .build import Trainer, build, plan_of
 from .checkpoint import Progress
-from .config import RunConfig, checked_request, read_yaml, task_options, to_yaml
+from .config import RunConfig, checked_request, read_yaml, to_yaml
 from .errors import ConfigError, RunFailed, RunInterrupted
 from .evaluate import Evaluation, evaluate
 from .files import said_plainly, write_atomically
 from .folder import RunFolder, existing_folder, new_folder, refuse_used
+from .guessing import findings
 from .journal import Journal, read_journal
+from .loading import loaded, loaded_again
 from .loop import Loop
 from .metrics import cut_torn_row, read_rows, steps_told
 from .observer import Beginning, Nobody, Observer
 from .pretraining import check_pretrainable, pretrained
 from .release import write_release, write_report
-from .resolve import resolve
+from .resolve import advised_reading, refuse_lax_delta, resolve
 
 CHECKPOINT_SECONDS = 30.0
 _HEADING = "Every setting of this run. To do it again: groupclip train --config run.yaml --out OTHER"
@@ -33,7 +38,12 @@ _HEADING = "Every setting of this run. To do it again: groupclip train --config 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a finished run gives. ``test_accuracy`` is None if the run never evaluates."""
+    """What a finished run gives.
+
+    test_accuracy: share of held-out records that are right; None if the run never evaluates, as is
+    majority_share: what naming their commonest class for all of them has.
+    findings: sentences for a person about a run that learnt little or nothing.
+    """
 
     out: Path
     release: Path
@@ -44,9 +54,18 @@ class Outcome:
     delta: float
     noise_multiplier: float
     test_accuracy: float | None
+    majority_share: float | None
+    findings: tuple[str, ...]
 
 
-def start(request: Mapping[str, Any], out: Path, *, checkpoint_seconds: float = CHECKPOINT_SECONDS) -> Run:
+def start(
+    request: Mapping[str, Any],
+    out: Path,
+    *,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    workers: int = 0,
+    told: Told | None = None,
+) -> Run:
     """Prepare a new run and its folder.
 
     Args:
@@ -54,22 +73,29 @@ def start(request: Mapping[str, Any], out: Path, *, checkpoint_seconds: float = 
             task's recipe.
         out: a folder that doesn't exist or is empty.
         checkpoint_seconds: most seconds of work that a crash can lose.
+        workers: threads that decode images here, and processes that do so in training if memory can't hold them all. Changes no
+            result, so it is no setting of the run.
+        told: of how many images are decoded, and how many there are.
 
     Raises:
         ValueError, TypeError, FileNotFoundError: a setting that can't be; then nothing was written.
         RunFailed: the disk is full.
     """
     checked = checked_request(request)
+    if checked.get("no_privacy"):
+        raise ConfigError("no_privacy is given: such a run is begun by groupclip.run.start_plain")
     if "task" not in checked:
         raise ConfigError("no task is given: name one, e.g. --task digits or --task imagefolder:PATH")
     refuse_used(out)
-    task = _load(checked)
+    checked = advised_reading(checked)
+    task = loaded(checked, workers, told)
     config = resolve(checked, task)
+    refuse_lax_delta(config, task)
     trainer = build(config, task)
     check_pretrainable(config, trainer.model)
     folder = new_folder(out)
     try:
-        run = Run(config, task, trainer, folder, Progress(), checkpoint_seconds)
+        run = Run(config, task, trainer, folder, Progress(), checkpoint_seconds, workers)
         with said_plainly("beginning the run", "start it again"):
             write_atomically(folder.config, to_yaml(config, _HEADING))
             Journal(folder.journal, charged=0).close()  # before there is a checkpoint to go on from
@@ -83,12 +109,17 @@ def start(request: Mapping[str, Any], out: Path, *, checkpoint_seconds: float = 
 
 
 def resume(
-    out: Path, request: Mapping[str, Any] | None = None, *, checkpoint_seconds: float = CHECKPOINT_SECONDS
+    out: Path,
+    request: Mapping[str, Any] | None = None,
+    *,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    workers: int = 0,
+    told: Told | None = None,
 ) -> Run:
     """Go on with a run that was stopped, at the ledger where it stood (see :mod:`groupclip.run.journal`).
 
     Args:
-        request: settings that the run must have; nothing can be changed on the way.
+        request: settings that the run must have; nothing can be changed on the way. The other arguments are those of :func:`start`.
 
     Raises:
         ValueError, TypeError, FileNotFoundError: nothing to go on from, other settings, another process at
@@ -99,7 +130,7 @@ def resume(
     try:
         saved = checkpoint.load(folder.checkpoint)
         _refuse_changes(folder, saved.config, checked_request(request or {}))
-        task = _load(saved.config)
+        task = loaded_again(saved.config, workers, told)
         config = RunConfig(**saved.config)
         with checkpoint.usable(folder.checkpoint):
             mechanism = Mechanism.from_dict(saved.engine["ledger"]["mechanism"])
@@ -114,8 +145,8 @@ def resume(
         _refuse_finished(folder, counted, mechanism.steps)
         trainer = build(config, task, mechanism)
         rows = read_rows(folder.metrics)  # now, and not when all is done
-        told = steps_told(folder.metrics, rows, mechanism.steps)
-        charged = min(max(read_journal(folder.journal), told), mechanism.steps)
+        shown = steps_told(folder.metrics, rows, mechanism.steps)
+        charged = min(max(read_journal(folder.journal), shown), mechanism.steps)
         with checkpoint.usable(folder.checkpoint):
             trainer.model.load_state_dict(saved.weights)
             trainer.optimizer.load_state_dict(saved.optimizer)
@@ -125,7 +156,7 @@ def resume(
     except BaseException:
         folder.close()
         raise
-    return Run(config, task, trainer, folder, progress, checkpoint_seconds)
+    return Run(config, task, trainer, folder, progress, checkpoint_seconds, workers)
 
 
 class Run:
@@ -139,11 +170,17 @@ class Run:
         folder: RunFolder,
         progress: Progress,
         checkpoint_seconds: float,
+        workers: int,
     ) -> None:
         self.config, self.task, self.trainer, self.folder = config, task, trainer, folder
-        self._checkpoint_seconds = checkpoint_seconds
+        self._checkpoint_seconds, self._workers = checkpoint_seconds, workers
         self._begun = False
-        self.loop = Loop(config, task, trainer, folder, progress, checkpoint_seconds)
+        self.loop = Loop(config, task, trainer, folder, progress, checkpoint_seconds, workers)
+
+    @property
+    def model(self) -> nn.Module:
+        """The model that is trained."""
+        return self.trainer.model
 
     def train(self, observer: Observer | None = None, *, keep_resume: bool = False) -> Outcome:
         """Take the steps that are left and write the results. Once: what was stopped is gone on with by :func:`resume`.
@@ -187,7 +224,8 @@ class Run:
 
         self.trainer, facts = pretrained(self.config, self.task, self.trainer, tell)
         progress = replace(self.loop.progress, pretraining=facts)
-        self.loop = Loop(self.config, self.task, self.trainer, self.folder, progress, self._checkpoint_seconds)
+        settled = (self._checkpoint_seconds, self._workers)
+        self.loop = Loop(self.config, self.task, self.trainer, self.folder, progress, *settled)
         self.loop.save()
 
     def _final_evaluation(self) -> Evaluation | None:
@@ -214,11 +252,9 @@ class Run:
             delta=self.config.delta,
             noise_multiplier=trainer.noise_multiplier,
             test_accuracy=None if evaluation is None else evaluation.test_accuracy,
+            majority_share=None if evaluation is None else evaluation.majority_share,
+            findings=findings(self.config, self.task, evaluation),
         )
-
-
-def _load(settings: Mapping[str, Any]) -> Task:
-    return load_task(settings["task"], settings.get("data"), task_options(settings.get("task_options", {})))
 
 
 def _refuse_changes(folder: RunFolder, saved: Mapping[str, Any], asked: Mapping[str, Any]) -> None:

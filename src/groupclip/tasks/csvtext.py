@@ -4,15 +4,17 @@ Errors name the line they are about: that is for the person at the terminal, who
 goes into a task's description, so no line number or text reaches a release.
 """
 
-import csv
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch.utils.data import TensorDataset
 
+from groupclip.naming import alike, plain
+
 from .spec import Task, TaskOptions
 from .split import SPLIT_RULE, held_out
+from .table import has_column, read_table
 from .tokenizer import HashTokenizer
 
 
@@ -20,6 +22,7 @@ class Row(NamedTuple):
     text: str
     label: str
     user: str  # "" where no column says
+    line: int  # of the file, where the row begins
 
 
 Rows = list[Row]
@@ -30,40 +33,59 @@ def load_csv(path: Path, options: TaskOptions) -> Task:
 
     Without ``options.test``, one row in five is held out by a hash of its text, so equal texts stay together; with
     ``options.user_column`` one user in five, with all rows.
-    Without ``options.classes``, the distinct labels in the files, sorted, are the classes, taken as public.
+    Without ``options.classes``, the distinct labels in the files, sorted, are the classes, taken as public. Labels and users
+    are taken in one Unicode form (NFC), without the white space around them.
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: not UTF-8, no header, an unknown column, an empty label, no rows, fewer than two classes,
-            an empty user, a label outside ``options.classes``.
+        ValueError: all that :func:`groupclip.tasks.table.read_table` raises, an empty label, no rows, fewer than two classes,
+            an empty user, users who differ in writing alone, a label outside ``options.classes``.
     """
     defaults = HashTokenizer()
     tokenizer = HashTokenizer(
         vocabulary=defaults.vocabulary if options.vocabulary is None else options.vocabulary,
         max_length=defaults.max_length if options.max_length is None else options.max_length,
+        prefix=defaults.prefix if options.prefix is None else options.prefix,
     )
     text_column = options.text_column or "text"
     label_column = options.label_column or "label"
     user_column = options.user_column
+    given = tuple(map(plain, options.classes or ()))
+    if len(set(given)) < len(given):
+        raise ValueError(f"classes={','.join(given)} names a class twice")
     rows = _read(path, text_column, label_column, user_column)
+    for option, other in (("test", options.test), ("public", options.public)):
+        if other is not None and Path(other).exists() and path.samefile(other):
+            raise ValueError(
+                f"{option}={other} is the training file itself: what is measured there is told without noise"
+            )
     if options.test is None:
-        keys = [row.text if user_column is None else row.user for row in rows]
+        keys = [plain(row.text) if user_column is None else row.user for row in rows]
         train = [row for row, key in zip(rows, keys, strict=True) if not held_out(key)]
         test = [row for row, key in zip(rows, keys, strict=True) if held_out(key)]
         if not train or not test:
             kind = "row(s)" if user_column is None else "user(s)"
-            raise ValueError(f"{path} has {len(set(keys))} {kind}, too few to hold out one in five; set option test")
+            raise ValueError(
+                f"{path} has {len(set(keys))} {kind}, too few to hold out one in five; give a file of their own, test=PATH"
+            )
     else:
-        train, test = rows, _read(Path(options.test), text_column, label_column)
-    public = None if options.public is None else _read(Path(options.public), text_column, label_column)
+        train, test = rows, _read_other(Path(options.test), text_column, label_column, user_column, rows)
+    public = (
+        None
+        if options.public is None
+        else _read_other(Path(options.public), text_column, label_column, user_column, train)
+    )
 
-    classes = options.classes or tuple(sorted({row.label for row in train + test}))
+    classes = given or tuple(sorted({row.label for row in train + test}))
     if len(classes) < 2:
         raise ValueError(f"{path}: column '{label_column}' has one label, {list(classes)}; two are the least")
     number = {label: place for place, label in enumerate(classes)}
-    for row in train + test + (public or []):
+    files = ((path, rows), (options.test, [] if options.test is None else test), (options.public, public or []))
+    for file, row in ((file, row) for file, part in files for row in part):
         if row.label not in number:
-            raise ValueError(f"label {row.label!r} is none of the classes {list(classes)}; list it in option classes")
+            raise ValueError(
+                f"{file}, line {row.line}: label {row.label!r} is none of the classes {list(classes)}; list it: classes=A,B,..."
+            )
 
     def records(part: Rows) -> TensorDataset:
         ids = tokenizer.encode([row.text for row in part])
@@ -80,7 +102,7 @@ def load_csv(path: Path, options: TaskOptions) -> Task:
         owners=owners,
         test=records(test),
         public=None if public is None else records(public),
-        input_shape=(tokenizer.max_length,),
+        input_shape=(tokenizer.row_length,),
         classes=classes,
         vocabulary=tokenizer.vocabulary,
         description={
@@ -89,13 +111,20 @@ def load_csv(path: Path, options: TaskOptions) -> Task:
             "test_size": len(test),
             "source": "local text file",
             "licence": "not known",
-            "preprocessing": f"lower-cased words hashed into {tokenizer.vocabulary - 1} buckets, the first "
-            f"{tokenizer.max_length} kept, fixed beforehand",
+            "preprocessing": _preprocessing(tokenizer),
             "split": (
                 "a test file was given" if options.test is not None else SPLIT_RULE if owners is None else _USER_RULE
             ),
             "label_set": "given" if options.classes else "the labels that occur, taken as public",
         },
+    )
+
+
+def _preprocessing(tokenizer: HashTokenizer) -> str:
+    prefixes = f", and the first {tokenizer.prefix} letters of longer ones," if tokenizer.prefix else ""
+    return (
+        f"lower-cased words{prefixes} hashed into {tokenizer.vocabulary - 1} buckets, the first {tokenizer.max_length} words "
+        "kept, fixed beforehand"
     )
 
 
@@ -108,44 +137,45 @@ def _read(path: Path, text_column: str, label_column: str, user_column: str | No
             f"task 'csv': there is no file {path}. It should be a CSV file with a header that names "
             f"the columns '{text_column}' and '{label_column}'"
         )
-    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+    named = (text_column, label_column) if user_column is None else (text_column, label_column, user_column)
     rows: Rows = []
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, delimiter=delimiter, strict=True)
-            header = next(reader, None)
-            if header is None:
-                raise ValueError(f"{path} is empty; its first line should name the columns")
-            text_at, label_at = (_column(path, header, name) for name in (text_column, label_column))
-            user_at = None if user_column is None else _column(path, header, user_column)
-            for row in reader:
-                if not row:
-                    continue  # a blank line, as at the end of many files
-                if len(row) != len(header):
-                    raise ValueError(
-                        f"{path}, line {reader.line_num}: {len(row)} fields, but {len(header)} in the header; "
-                        "put texts that hold a separator or a line break in double quotes"
-                    )
-                if not row[label_at].strip():
-                    raise ValueError(f"{path}, line {reader.line_num}: no label; add it or take the row out")
-                user = "" if user_at is None else row[user_at].strip()
-                if user_at is not None and not user:
-                    raise ValueError(f"{path}, line {reader.line_num}: no user; add it or take the row out")
-                rows.append(Row(row[text_at], row[label_at].strip(), user))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 ({error.reason}); save it as UTF-8") from error
-    except csv.Error as error:
-        raise ValueError(f"{path} is no well-formed CSV file: {error}") from error
+    for line, (text, label, *user) in read_table(path, named):
+        # one name, whatever Unicode form it was written in: or a user would count as two
+        row = Row(text, plain(label), plain(user[0]) if user else "", line)
+        if not row.label:
+            raise ValueError(f"{path}, line {line}: no label; add it or take the row out")
+        if user and not row.user:
+            raise ValueError(f"{path}, line {line}: no user; add it or take the row out")
+        rows.append(row)
     if not rows:
         raise ValueError(f"{path} has a header but no rows")
+    if user_column is not None:
+        _refuse_users_alike(path, rows)
     return rows
 
 
-def _column(path: Path, header: list[str], name: str) -> int:
-    if header.count(name) != 1:
-        found = "no" if name not in header else "more than one"
+def _read_other(path: Path, text_column: str, label_column: str, user_column: str | None, train: Rows) -> Rows:
+    """Rows that are held out or public. Of a file that says whose they are, none may be of a user who is trained on."""
+    told = user_column if user_column is not None and path.is_file() and has_column(path, user_column) else None
+    rows = _read(path, text_column, label_column, told)
+    private = {row.user: row.line for row in train} if told is not None else {}
+    shared = [row for row in rows if row.user in private]
+    if shared:
         raise ValueError(
-            f"{path} has {found} column '{name}'; its columns are {header}. "
-            "Set text_column, label_column and, if users are protected, user_column"
+            f"{path}, line {shared[0].line}: user {shared[0].user!a} is trained on too (line {private[shared[0].user]} there), and "
+            f"what is measured here is told without noise; {len(shared)} row(s) are of such users. Keep each user in one file"
         )
-    return header.index(name)
+    return rows
+
+
+def _refuse_users_alike(path: Path, rows: Rows) -> None:
+    lines: dict[str, int] = {}
+    for row in rows:
+        lines.setdefault(row.user, row.line)
+    if (pair := alike(lines)) is not None:
+        one, two = map(str, pair)
+        raise ValueError(
+            f"{path}, lines {lines[one]} and {lines[two]}: the users {one!a} and {two!a} differ in writing alone (case, "
+            "white space, 1 and 1.0). If they are one person, that person would count as two, each protected as if alone: write "
+            "them alike. If they are two, give them names that are told apart otherwise"
+        )

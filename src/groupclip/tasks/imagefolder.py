@@ -1,33 +1,46 @@
 """``imagefolder:PATH``: one sub-folder of image files for each class, with or without a train/test split.
 
-Errors name the file they are about: that is for the person at the terminal, who owns the data. Nothing here
-goes into a task's description, so no file name reaches a release.
+Errors and remarks name files or count them: that is for the person at the terminal, who owns the data. Nothing of it goes into a
+task's description, so no file name reaches a release.
 """
 
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-import torch
-from torch import Tensor
+from groupclip.naming import plain
 
-from .spec import ImageFiles, Task, TaskOptions
+from .finding import SUFFIXES, LeftOut, beside, class_folders, images_below
+from .images import Seen, see
+from .spec import ImageFiles, Task, TaskOptions, Told
 from .split import SPLIT_RULE, held_out
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 DEFAULT_SIZE = 32
+HELD_BYTES = 1 << 30  # of decoded images that are kept in memory, the held-out ones first
+
+COPY = "it is a copy of another file, byte by byte, and one record would count twice"
+TWO_CLASSES = "the same file, byte by byte, is in several classes"
+
+Found = list[tuple[Path, int]]
 
 
-def load_imagefolder(path: Path, options: TaskOptions) -> Task:
+def load_imagefolder(path: Path, options: TaskOptions, workers: int = 0, told: Told | None = None) -> Task:
     """Load ``path/CLASS/*.png``, or ``path/train/CLASS/*.png`` and ``path/test/CLASS/*.png``.
 
     Without the two folders :mod:`groupclip.tasks.split` decides what is held out.
 
-    Images become RGB, resized to ``image_size`` squared, ``(x - 127.5) / 127.5``. Every file is opened once
-    here, so a file that is no image is found before the training starts.
+    Images become RGB (:mod:`groupclip.tasks.pictures`), resized to ``image_size`` squared, ``(x - 127.5) / 127.5``. Every file
+    is decoded once here, so all that can't be are told before a run begins. What is left out is in ``Task.remarks``.
+
+    Args:
+        workers: threads that decode here.
+        told: told of each file that is done.
 
     Raises:
         FileNotFoundError: no such folder.
-        ValueError: no class folders, one class only, an empty class, a file that isn't a readable image.
+        ValueError: no class folders, one class only, an empty class, classes whose names are one, training images that are held
+            out or public too.
+        UnreadableImages: files that can't be decoded, all of them.
     """
     if not path.is_dir():
         raise FileNotFoundError(
@@ -41,28 +54,54 @@ def load_imagefolder(path: Path, options: TaskOptions) -> Task:
         raise ValueError(f"{path} has only one of the folders 'train' and 'test'; give both, or neither")
     presplit = (path / "train").is_dir()
     root = path / "train" if presplit else path
-    classes = options.classes or _subfolders(root)
+    classes = tuple(map(plain, options.classes or ())) or tuple(sorted(class_folders(root)))
+    if len(set(classes)) < len(classes):
+        raise ValueError(f"option classes names a class twice: {list(classes)}")
     if len(classes) < 2:
         raise ValueError(f"{root} has {len(classes)} class folder(s) {list(classes)}; two are the least")
 
-    found = _find(root, classes)
+    left_out = LeftOut()
+    found = _find(root, classes, left_out)
+    test_found: Found = []
     if presplit:
-        train, test = found, _find(path / "test", classes)
-    else:
-        marks = [held_out(f"{file.parent.name}/{file.name}") for file, _ in found]
-        train = [item for item, mark in zip(found, marks, strict=True) if not mark]
-        test = [item for item, mark in zip(found, marks, strict=True) if mark]
+        beside(path, ("train", "test"), left_out)
+        test_found = _find(path / "test", classes, left_out)
+    public_found = None if options.public is None else _find(Path(options.public), classes, left_out)
+
+    # what is looked at again and again comes first
+    room = HELD_BYTES // (3 * size * size)
+    keep_rest = len(test_found) + len(public_found or ()) <= room
+    keep = keep_rest and len(found) + len(test_found) + len(public_found or ()) <= room
+    files = [(file, label, keep) for file, label in found]
+    files += [(file, label, keep_rest) for file, label in (*test_found, *(public_found or ()))]
+    seen = see(files, size, workers, told)
+    first, second = len(found), len(found) + len(test_found)
+    several = sum(one.several for one in seen)
+
+    train = _without_copies(seen[:first], left_out)
+    test = seen[first:second]
+    if not presplit:
+        marks = [held_out(plain(f"{one.path.parent.name}/{one.path.name}")) for one in train]
+        test = [one for one, mark in zip(train, marks, strict=True) if mark]
+        train = [one for one, mark in zip(train, marks, strict=True) if not mark]
         if not train or not test:
             raise ValueError(
-                f"{path} has {len(found)} image(s), too few to hold out one in five; make folders 'train' and 'test'"
+                f"{path} has {len(train) + len(test)} image(s), too few to hold out one in five; make folders 'train' and 'test'"
+                + "".join(f"\n{remark}" for remark in left_out.remarks())
             )
-    public = None if options.public is None else _records(_find(Path(options.public), classes), size)
+    if presplit:
+        _refuse_shared(train, test, path / "test")
+    public = None if public_found is None else seen[second:]
+    _refuse_shared(train, public or (), options.public)
+    if not train:
+        raise ValueError(f"{root}: no image is left\n" + "\n".join(left_out.remarks()))
+    told_of = [f"{several} file(s) hold several pictures (frames, pages): the first of each is used"] if several else []
     return Task(
         name="imagefolder",
         kind="image",
         train=_records(train, size),
         test=_records(test, size),
-        public=public,
+        public=None if public is None else _records(public, size),
         input_shape=(3, size, size),
         classes=classes,
         description={
@@ -71,53 +110,71 @@ def load_imagefolder(path: Path, options: TaskOptions) -> Task:
             "test_size": len(test),
             "source": "local image files",
             "licence": "not known",
-            "preprocessing": f"RGB, resized to {size}x{size}, (x - 127.5) / 127.5, fixed beforehand",
+            "preprocessing": "upright, transparent parts on white, RGB by the range of each mode, resized to "
+            f"{size}x{size}, (x - 127.5) / 127.5, fixed beforehand",
             "split": "folders train and test" if presplit else SPLIT_RULE,
             "label_set": "given" if options.classes else "the folder names, taken as public",
         },
+        remarks=(*left_out.remarks(), *told_of),
     )
 
 
-def decode(path: Path, size: int) -> Tensor:
-    """One image file as float32 ``[3, size, size]`` in [-1, 1]. ValueError if it can't be decoded."""
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with Image.open(path) as image:
-            image = image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
-    except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ValueError(f"{path} can't be decoded as an image: {error}. Repair it or take it out") from error
-    pixels = np.array(image, dtype=np.float32)  # [H, W, 3]
-    return torch.from_numpy(pixels).sub_(127.5).div_(127.5).permute(2, 0, 1).contiguous()
-
-
-def _subfolders(root: Path) -> tuple[str, ...]:
-    return tuple(sorted(p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")))
-
-
-def _find(root: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
+def _find(root: Path, classes: tuple[str, ...], left_out: LeftOut) -> Found:
     """Every image file below ``root/CLASS``, in a fixed order, with the number of its class."""
-    from PIL import Image, UnidentifiedImageError
-
-    found: list[tuple[Path, int]] = []
+    folders = class_folders(root)
+    found: Found = []
     for label, name in enumerate(classes):
-        folder = root / name
-        if not folder.is_dir():
+        if name not in folders:
             raise ValueError(f"{root} has no folder '{name}', which is one of the classes {list(classes)}")
-        files = sorted(f for f in folder.rglob("*") if f.suffix.lower() in SUFFIXES and f.is_file())
+        files = images_below(folders[name], left_out)
         if not files:
-            raise ValueError(f"{folder} holds no image file ({', '.join(SUFFIXES)})")
+            raise ValueError(f"{folders[name]} holds no image file ({', '.join(SUFFIXES)})")
         found.extend((file, label) for file in files)
-    if unknown := [name for name in _subfolders(root) if name not in classes]:
+    if unknown := [name for name in folders if name not in classes]:
         raise ValueError(f"{root} has the folder '{unknown[0]}', which is none of the classes {list(classes)}")
-    for file, _ in found:
-        try:
-            with Image.open(file) as image:
-                image.verify()
-        except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
-            raise ValueError(f"{file} can't be read as an image: {error}. Repair it or take it out") from error
+    beside(root, [folder.name for folder in folders.values()], left_out)
     return found
 
 
-def _records(found: list[tuple[Path, int]], size: int) -> ImageFiles:
-    return ImageFiles(tuple(file for file, _ in found), tuple(label for _, label in found), size)
+def _without_copies(seen: Sequence[Seen], left_out: LeftOut) -> list[Seen]:
+    """One record for each content; none where its classes differ.
+
+    So a file more in the folder, whatever is in it, moves the records by one at most, which is what neighbouring data sets are.
+    """
+    labels: dict[bytes, set[int]] = {}
+    for one in seen:
+        labels.setdefault(one.digest, set()).add(one.label)
+    kept: dict[bytes, Seen] = {}
+    counted: Counter[str] = Counter()
+    for one in seen:
+        if len(labels[one.digest]) > 1:
+            counted[TWO_CLASSES] += 1
+        elif one.digest in kept:
+            counted[COPY] += 1
+        else:
+            kept[one.digest] = one
+    left_out.images += counted
+    return list(kept.values())
+
+
+def _refuse_shared(train: Sequence[Seen], others: Sequence[Seen], name: object) -> None:
+    """Raise ValueError for training images that are held out, or public, too: what is measured there is told without noise."""
+    private = {one.digest: one.path for one in train}
+    shared = [f"  {one.path} is {private[one.digest]}" for one in others if one.digest in private]
+    if shared:
+        listed = "\n".join(shared)
+        raise ValueError(
+            f"{len(shared)} image(s) of {name} are training images too, byte by byte: accuracy and loss there are told without "
+            f"noise, and would tell of private records\n{listed}\nTake each of them out of one of the two"
+        )
+
+
+def _records(seen: Sequence[Seen], size: int) -> ImageFiles:
+    held = tuple(one.pixels for one in seen if one.pixels is not None)
+    return ImageFiles(
+        tuple(one.path for one in seen),
+        tuple(one.label for one in seen),
+        size,
+        tuple(one.digest for one in seen),
+        held if len(held) == len(seen) else None,
+    )

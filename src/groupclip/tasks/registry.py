@@ -9,7 +9,7 @@ from .csvtext import load_csv
 from .digits import load_digits
 from .imagefolder import load_imagefolder
 from .mnist import FASHION_MNIST, MNIST, load_mnist
-from .spec import Task, TaskOptions
+from .spec import Task, TaskOptions, Told
 
 # name -> the options that mean something to it
 TASKS: dict[str, tuple[str, ...]] = {
@@ -17,14 +17,22 @@ TASKS: dict[str, tuple[str, ...]] = {
     "mnist": (),
     "fashion-mnist": (),
     "imagefolder": ("image_size", "classes", "public"),
-    "csv": ("text_column", "label_column", "user_column", "max_length", "vocabulary", "classes", "test", "public"),
+    "csv": ("text_column", "label_column", "user_column", "max_length", "vocabulary", "prefix", "classes", "test", "public"),
 }
 
 
-def load_task(name: str, data: str | Path | None = None, options: TaskOptions | None = None) -> Task:
+def load_task(
+    name: str,
+    data: str | Path | None = None,
+    options: TaskOptions | None = None,
+    *,
+    workers: int = 0,
+    told: Told | None = None,
+) -> Task:
     """Load a task by name; all but ``digits`` need the path of their data.
 
-    The path stands after a colon (``csv:reviews.csv``) or in ``data``.
+    The path stands after a colon (``csv:reviews.csv``) or in ``data``. ``workers``: threads that decode images here.
+    ``told``: of how many images are decoded, and how many there are.
 
     Raises:
         ValueError: unknown task, a path too many or too few, an option that the task has no use for,
@@ -40,7 +48,7 @@ def load_task(name: str, data: str | Path | None = None, options: TaskOptions | 
         raise ValueError(f"unknown task '{kind}'; {hint}Tasks: {known}")
     if idle := [option for option in options.given() if option not in TASKS[kind]]:
         usable = ", ".join(TASKS[kind]) or "none"
-        raise ValueError(f"option {idle[0]} means nothing to task '{kind}'; its options: {usable}")
+        raise ValueError(f"task option {idle[0]}={getattr(options, idle[0])} means nothing to task '{kind}'; its options: {usable}")
     if colon and data is not None:
         raise ValueError(f"task '{name}' has a path already, and data={str(data)!r} is another; give one")
     path = after if colon else data
@@ -57,6 +65,6 @@ def load_task(name: str, data: str | Path | None = None, options: TaskOptions | 
         case "fashion-mnist":
             return load_mnist(FASHION_MNIST, path)
         case "imagefolder":
-            return load_imagefolder(path, options)
+            return load_imagefolder(path, options, workers, told)
         case _:
             return load_csv(path, options)

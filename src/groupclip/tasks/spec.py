@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,7 +19,8 @@ class TaskOptions:
     image_size: side in pixels that images are resized to (imagefolder; default 32).
     text_column, label_column: names in the CSV header (default ``text`` and ``label``).
     user_column: name of the one that says whose a row is; then users are protected, and not single rows.
-    max_length: tokens kept of a text (default 64). vocabulary: hash buckets, padding included (default 8192).
+    max_length: words kept of a text (default 64). vocabulary: hash buckets, padding included (default 8192).
+    prefix: letters of a longer word's beginning that count as a word as well (default 0: none do).
     classes: the label set, in order. Without it the labels found in the data are taken as public.
     test: path of a test set. public: path of data that needs no protection, for monitoring.
     """
@@ -30,6 +31,7 @@ class TaskOptions:
     user_column: str | None = None
     max_length: int | None = None
     vocabulary: int | None = None
+    prefix: int | None = None
     classes: tuple[str, ...] | None = None
     test: str | Path | None = None
     public: str | Path | None = None
@@ -40,23 +42,58 @@ class TaskOptions:
 
 
 class ImageFiles(Dataset[tuple[Tensor, Tensor]]):
-    """Image files decoded when asked for, as float32 ``[3, size, size]`` in [-1, 1], with int64 labels."""
+    """Image files that were all decoded once, as float32 ``[3, size, size]`` in [-1, 1], with int64 labels.
 
-    def __init__(self, paths: tuple[Path, ...], labels: tuple[int, ...], size: int) -> None:
+    held: what was decoded then (uint8, or float32 in 0..255), if memory had room for it; else files are decoded when asked for.
+    digests: of their contents then. Indexing raises :class:`UnreadableImages` for a file that isn't what it was.
+    """
+
+    def __init__(
+        self,
+        paths: tuple[Path, ...],
+        labels: tuple[int, ...],
+        size: int,
+        digests: tuple[bytes, ...],
+        held: tuple[Tensor, ...] | None = None,
+    ) -> None:
         self.paths = paths
         self.labels = labels
         self.size = size
+        self.digests = digests
+        self.held = held
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A worker decodes: as many tensors as there are images would be more than a process may have files open."""
+        return {**self.__dict__, "held": None}
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        from .imagefolder import decode
+        from .images import again
+        from .pictures import as_input
 
-        return decode(self.paths[index], self.size), torch.tensor(self.labels[index])
+        pixels = again(self.paths[index], self.size, self.digests[index]) if self.held is None else self.held[index]
+        return as_input(pixels), torch.tensor(self.labels[index])
+
+
+class UnreadableImages(ValueError):
+    """Files that can't be decoded. ``listed``: one line for each, without advice."""
+
+    def __init__(self, bad: Sequence[tuple[Path, str]], advice: str) -> None:
+        self._told = (tuple(bad), advice)
+        self.listed = "\n".join(f"  {path}: {reason}" for path, reason in bad)
+        count = f"{len(bad)} files" if len(bad) > 1 else "a file"
+        super().__init__(f"{count} can't be read as an image:\n{self.listed}\n{advice}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self._told, self.__dict__  # a worker raises it too
 
 
 Records = TensorDataset | ImageFiles
+
+Told = Callable[[int, int], None]
+"""Told of work that goes on: how much of it is done, and how much there is."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -70,6 +107,7 @@ class Task:
     input_shape: of one input, (C, H, W) for images or (T,) for token ids.
     vocabulary: number of token ids (0 is padding) for text, else None.
     description: JSON-able facts for reports: no path, no statistic of the records but their number.
+    remarks: what was left out, and why, for whoever owns the data; it goes into no file.
     """
 
     name: str
@@ -82,6 +120,7 @@ class Task:
     classes: tuple[str, ...]
     vocabulary: int | None = None
     description: Mapping[str, object] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
 
     @property
     def num_classes(self) -> int:

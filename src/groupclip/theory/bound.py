@@ -34,7 +34,7 @@ class Setting:
         steps: T.
         batch_size: B, the expected number of samples of a step.
         noise_multiplier: sigma; the noise on the sum of clipped gradients has this standard deviation, as R = 1.
-        parameters: d, the number of trainable numbers in all groups.
+        parameters: d, the trainable coordinates of all groups.
         gap: L_0 - L_*, the loss at the start above its infimum.
         smoothness: the constant of the paper's assumption "Smoothness" (its script L).
         xi: root of the bound on the gradient noise: ``E ||g_i^(m) - g^(m)||^2 <= xi^2 / M`` in EVERY group. With groups that

@@ -1,0 +1,81 @@
+"""The card of a model that is released: what it is, for whom, and what it promises, for people who don't have the code."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from datetime import UTC, date, datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from groupclip.statement import PrivacyRecord
+
+FORMAT = "groupclip-model-card-1"
+_BLANK = "______________________________"
+
+
+def model_card(
+    record: PrivacyRecord,
+    *,
+    title: str = "A privately trained model",
+    introduction: str = "",
+    tags: Sequence[str] = (),
+    sections: Mapping[str, str] | None = None,
+    made_on: date | None = None,
+    responsible: str = "",
+    intended_use: str = "",
+) -> str:
+    """The README.md of a release: a Hugging Face header, the statement, and the facts as a table.
+
+    Args:
+        introduction: Markdown under the title. sections: heading -> Markdown, after the statement. Both are the
+            caller's, and must hold nothing that was computed on private data without noise.
+        tags: more tags for the header. "differential-privacy" is among them only if an epsilon is claimed.
+        made_on: the day; today (UTC) by default.
+        responsible: who answers for the model and its data, and how to reach them. intended_use: what it is for, and what
+            not. Markdown; blanks to fill in by default.
+    """
+    from groupclip.statement import SCHEMA
+    from groupclip.wording import facts, lead, paragraphs
+
+    day = datetime.now(UTC).date() if made_on is None else made_on
+
+    private = ["differential-privacy", "dp-sgd"] if not record.obstacles else []
+    listed = "".join(f"- {json.dumps(tag)}\n" for tag in dict.fromkeys([*private, "groupclip", *tags]))
+    parts = [f"---\nlibrary_name: pytorch\ntags:\n{listed}---\n", f"# {title}"]
+    parts.append(f"{introduction} {_inline(lead(record))}".strip())
+    parts.append(
+        f"- Date: {day.isoformat()}\n- Responsible: {responsible or f'{_BLANK} (to fill in: name, and how to reach them)'}\n"
+        f"- Schema: {FORMAT}; of the record privacy.json: {SCHEMA}"
+    )
+    parts += [
+        "## Intended use",
+        intended_use or f"To fill in: for what and whom it is meant, and for what it isn't. {_BLANK}",
+    ]
+    parts.append("## Privacy")
+    parts += [f"**{_cell(heading)}.** {_inline(words)}" for heading, words in paragraphs(record)]
+    parts.append("## The facts of the run")
+    rows = "\n".join(f"| {_cell(name)} | {_cell(value)} |" for name, value in facts(record))
+    parts.append(f"| fact | value |\n| --- | --- |\n{rows}")
+    parts.append("### Groups")
+    groups = "\n".join(
+        f"| {_cell(name)} | {bound:.6g} | {record.noise_std[name]:.6g} |" for name, bound in record.thresholds.items()
+    )
+    parts.append(
+        f"One {record.mechanism.unit} adds at most the threshold to the summed gradient of a group (l2 norm); every coordinate of "
+        "that sum gets Gaussian noise of the standard deviation beside it.\n\n"
+        f"| group | threshold R_m | noise std |\n| --- | --- | --- |\n{groups}"
+    )
+    for heading, words in (sections or {}).items():
+        parts += [f"## {heading}", words]
+    return "\n\n".join(parts) + "\n"
+
+
+def _inline(text: str) -> str:
+    """Plain words as Markdown: names may hold characters that Markdown reads."""
+    return re.sub(r"([\\`*_<>\[\]])", r"\\\1", text)
+
+
+def _cell(text: str) -> str:
+    return _inline(" ".join(text.split())).replace("|", "\\|")
