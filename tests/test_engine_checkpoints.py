@@ -1,4 +1,4 @@
-"""Activation checkpoints: exact without re-entry, and with it where groups lie in segments; refused elsewhere."""
+"""Activation checkpoints: exact without re-entry, refused with it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 import groupclip as gc
 import oracle
 from check_engine import clipped_by_engine, faults, members
-from groupclip.errors import PrivacyViolation
+from groupclip.errors import UnsupportedOperation
 
 
 class Checkpointed(nn.Module):
@@ -53,12 +53,9 @@ def test_checkpoints_without_reentry_are_exact(style: str, shared: bool) -> None
     assert checkpointed_faults(False, style, shared) == []
 
 
-@pytest.mark.parametrize("style", ["layer-wise", "param-wise"])
-def test_reentrant_checkpoints_are_exact_where_groups_lie_in_segments(style: str) -> None:
-    assert checkpointed_faults(True, style) == []
-
-
-@pytest.mark.parametrize(("style", "shared"), [("all-layer", False), ("layer-wise", True)])
-def test_reentrant_checkpoints_that_a_group_spans_are_refused(style: str, shared: bool) -> None:
-    with pytest.raises(PrivacyViolation, match="use_reentrant=False"):
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("style", ["all-layer", "layer-wise", "param-wise"])
+def test_reentrant_checkpoints_are_refused(style: str, shared: bool) -> None:
+    """They run a backward pass of their own, and can't be run on single samples side by side."""
+    with pytest.raises(UnsupportedOperation, match="use_reentrant=False"):
         checkpointed_faults(True, style, shared)

@@ -43,6 +43,7 @@ class Alone:
 
     def __init__(self, model: nn.Module, tape: Tape, *, noise_to_come: bool) -> None:
         self._model, self._tape, self._noise_to_come = model, tape, noise_to_come
+        tape.watch = self._watched
         self._own: set[Position] = set()  # where the model makes constant tensors that it writes samples into
         self._following = False  # it does, and where it makes them isn't known yet
 

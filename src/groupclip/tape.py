@@ -6,7 +6,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -57,6 +57,7 @@ class Tape:
         ended: the groups that ended in that backward pass.
         probing: a backward pass that books nothing is under way.
         observer: is told how each parameter is used, or None.
+        watch: gives what must be on while operations on samples of a part run (:class:`groupclip.reads.Reads`).
     """
 
     clip: ClipFunction
@@ -71,6 +72,7 @@ class Tape:
     ended: set[str] = field(default_factory=set)
     probing: bool = False
     observer: Observer | None = None
+    watch: Callable[[Part], AbstractContextManager[Any]] = field(default=lambda _: nullcontext())
     _inside: bool = False
     _hooks: Any = None  # on what autograd saves, when the part began
     _thread: threading.Thread | None = None  # the one in a forward pass
@@ -228,6 +230,7 @@ class _SideBySide:
                 stack.enter_context(side_by_side(self._part.size))
             if tape is not None:
                 stack.enter_context(tape.on(self._part))
+                stack.enter_context(tape.watch(self._part))
             return self._unpack(held)
 
 
