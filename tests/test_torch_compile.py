@@ -81,8 +81,8 @@ def test_attached_through_the_compiled_model() -> None:
         torch.testing.assert_close(compiled.get_parameter(f"_orig_mod.{n}").grad, g, rtol=0, atol=1e-13)
 
 
-def breaks(name: str) -> tuple[int, int, int]:
-    """Graph breaks, graphs and operations in graphs of two passes through a model of the catalogue."""
+def breaks(name: str) -> tuple[int, int]:
+    """Graph breaks and graphs of two training passes through a model of the catalogue."""
     entry = ENTRIES[name]
     model = entry.model(torch.float64)
     engine = gc.attach(model, None, "layer-wise", None)
@@ -92,16 +92,26 @@ def breaks(name: str) -> tuple[int, int, int]:
     counters = torch._dynamo.utils.counters
     reasons = counters["graph_break"]
     assert all("torch.compiler.disable()" in reason for reason in reasons), list(reasons)
-    return sum(reasons.values()), counters["stats"]["unique_graphs"], counters["stats"]["calls_captured"]
+    return sum(reasons.values()), counters["stats"]["unique_graphs"]
 
 
-@pytest.mark.parametrize(("name", "uses"), [("mlp", 3), ("gpt", 2 + 8 * 2 + 2)])
-def test_the_graph_breaks_where_parameters_are_used_and_nowhere_else(name: str, uses: int) -> None:
-    """Once at each operation that takes a parameter, and at the calls of the model; groupclip's own code is not traced."""
-    found, graphs, calls = breaks(name)
-    assert found <= uses + 2
-    if name == "gpt":  # attention, activations and sums are compiled
-        assert graphs > 0 and calls > 10
+@pytest.mark.parametrize("name", ["mlp", "gpt"])
+def test_a_training_pass_is_left_to_python_and_nothing_of_it_is_traced(name: str) -> None:
+    """Breaks at the call of the model alone: the samples run side by side behind it."""
+    found, graphs = breaks(name)
+    assert 0 < found <= 3 and graphs == 0
+
+
+def test_evaluation_is_compiled_as_ever() -> None:
+    """But for the operations that take a parameter, whose class isn't the compiler's."""
+    entry = ENTRIES["gpt"]
+    model = entry.model(torch.float64)
+    gc.attach(model, None, "layer-wise", None)
+    compiled: Any = torch.compile(model, backend="eager")
+    with torch.no_grad():
+        batch = entry.batch(4, torch.float64)
+        torch.testing.assert_close(entry.losses(compiled, batch), entry.losses(model, batch))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
 
 
 def test_a_model_compiled_whole_is_refused_by_the_compiler() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,18 +37,22 @@ class Forward:
 
     def call(self, inner: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call of the model; ``inner`` is what it would have been without the engine."""
-        self._show_private()  # also after a step that failed half-way
         if not torch.is_grad_enabled() or self._tape.part is not None:
             return inner(*args, **kwargs)
+        return self.record(inner, args, kwargs)
+
+    def record(self, inner: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The same, of a call that records gradients."""
+        self._show_private()  # also after a step that failed half-way
         check_caller(self._model)
         check_coverage(self._model)
         if in_backward():  # a checkpoint around the model computes it again
             refuse_reentry()
-            return self._alone.run(inner, self._roles.read(args, kwargs, self._probe), self._arrangement)
+            return self._run(inner, self._roles.read(args, kwargs, self._probe), self._arrangement)
         with self._tape.forward_pass():
             inputs = self._roles.read(args, kwargs, self._probe)
             self._tape.begin_forward(inputs.batch, shapes_of((args, kwargs)))
-            return self._alone.run(inner, inputs, self._arrangement)
+            return self._run(inner, inputs, self._arrangement)
 
     def per_sample(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """A call of any function of the samples."""
@@ -63,7 +68,14 @@ class Forward:
         check_coverage(self._model)
         with self._tape.forward_pass():
             self._tape.begin_forward(lengths[0], shapes_of(args))
-            return self._alone.run(function, Inputs(args, {}, frozenset(map(id, tensors)), lengths[0]))
+            return self._run(function, Inputs(args, {}, frozenset(map(id, tensors)), lengths[0]))
+
+    def _run(self, function: Callable[..., Any], inputs: Inputs, arrangement: Arrangement | None = None) -> Any:
+        if "torch._dynamo" not in sys.modules:
+            return self._alone.run(function, inputs, arrangement)
+        # What was compiled, the model or parts of it, runs as it was written: compilers don't know samples side by side.
+        with torch.compiler.set_stance("force_eager"):
+            return self._alone.run(function, inputs, arrangement)
 
     def _probe(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with torch.no_grad(), torch.random.fork_rng(), _undone(self._model):

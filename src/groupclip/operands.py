@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 _dispatch: list[Any] = []
 
 
-def send_uses_to(dispatch: Any) -> None:
-    """Every operation that uses a private operand goes to ``dispatch(func, args, kwargs)``."""
-    _dispatch[:] = [dispatch]
+def send_uses_to(dispatch: Any, untraced: Any = None) -> None:
+    """Every operation that uses a private operand goes to ``dispatch(func, args, kwargs)``; to ``untraced`` where a compiler looks."""
+    _dispatch[:] = [dispatch, untraced or dispatch]
 
 
 class PrivateParameter(nn.Parameter):
@@ -32,7 +32,7 @@ class PrivateParameter(nn.Parameter):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _dispatch[0](func, args, kwargs or {})
+        return _dispatch[torch.compiler.is_compiling()](func, args, kwargs or {})
 
     def __reduce_ex__(self, protocol: int) -> Any:
         # Pickled as the plain parameter that it is: the engine isn't part of the model.
@@ -53,7 +53,7 @@ class PrivateTensor(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _dispatch[0](func, args, kwargs or {})
+        return _dispatch[torch.compiler.is_compiling()](func, args, kwargs or {})
 
 
 Private = PrivateParameter | PrivateTensor

@@ -7,17 +7,19 @@ import functools
 import torch
 
 from . import private
-from .forward import Passed
+from .forward import Forward
+from .operands import send_uses_to
 from .step import PrivateStep
 
 
 @functools.cache
 def keep_uncompiled() -> None:
-    """A compiled model is cut in two wherever a private parameter is used; what lies between the cuts stays compiled.
+    """A call of an attached model that records gradients runs as plain Python, compiled or not: samples run side by side in it.
 
-    Traced, groupclip's own code would be compiled line by line: for half a minute, with the same result. It is told here and
-    not where the functions are defined, because asking loads the compiler, which takes a second (so does making any optimizer).
+    Evaluation under ``torch.no_grad()`` is compiled as ever. It is told here and not where the functions are defined, because
+    asking loads the compiler, which takes a second (so does making any optimizer).
     """
-    kept = [(private, "dispatch"), (Passed, "__call__"), (PrivateStep, "before"), (PrivateStep, "after")]
+    kept = [(Forward, "record"), (PrivateStep, "before"), (PrivateStep, "after")]
     for owner, name in kept:
         setattr(owner, name, torch.compiler.disable(getattr(owner, name)))
+    send_uses_to(private.dispatch, torch.compiler.disable(private.dispatch))
