@@ -87,6 +87,29 @@ def test_features_that_a_hook_takes_are_each_samples_or_refused(way: str) -> Non
     assert differing(found, right) == []
 
 
+class LastState(nn.Module):
+    """Its outputs are a recurrence's: ``[B, T, H]``, and states ``[layers, B, H]``."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.rnn = nn.LSTM(5, 4, layers, batch_first=True)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        return self.rnn(x)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_samples_lie_in_the_outputs_where_torch_lays_them(layers: int) -> None:
+    """A sample's state ``[1, 1, H]`` doesn't say in which dimension the batch is."""
+
+    def losses(m: Any, batch: tuple[Tensor, ...]) -> Tensor:
+        out, (h, c) = m(batch[0])
+        return (h[-1] - batch[1]).square().sum(1) + c.mean((0, 2)) + squares(out)
+
+    assert wrong(LastState(layers), [(X, drawn(6, 4)), (X[:1], drawn(1, 4)), (X[:2], drawn(2, 4))], losses) == []
+
+
 # ------------------------------------------------------------------ passes that end in an error
 
 
