@@ -120,14 +120,16 @@ def wrong(
     found: list[str] = []
     engine = attached(model)
     plain = copied(model)
-    for n, batch in enumerate(batches if isinstance(batches, list) else [batches]):
-        if n and between is not None:
-            between(model)
-            between(plain)
-        right = single_samples(plain, batch, losses, shared)
-        got = by_engine(engine, lambda batch=batch: losses(model, batch))
-        found += [f"{name} in batch {n}" for name in differing(got, right)]
-    engine.detach()
+    try:
+        for n, batch in enumerate(batches if isinstance(batches, list) else [batches]):
+            if n and between is not None:
+                between(model)
+                between(plain)
+            right = single_samples(plain, batch, losses, shared)
+            got = by_engine(engine, lambda batch=batch: losses(model, batch))
+            found += [f"{name} in batch {n}" for name in differing(got, right)]
+    finally:
+        engine.detach()
     return found
 
 
@@ -135,8 +137,9 @@ def copied(model: nn.Module) -> Any:
     """A twin without an engine."""
     with torch.no_grad():
         twin = copy.deepcopy(model)
+    plain: dict[int, nn.Parameter] = {}
     for module in twin.modules():
         for name, p in list(module._parameters.items()):
             if p is not None:
-                module._parameters[name] = nn.Parameter(p.detach().clone(), p.requires_grad)
+                module._parameters[name] = plain.setdefault(id(p), nn.Parameter(p.detach().clone(), p.requires_grad))
     return twin

@@ -109,7 +109,11 @@ class Alone:
                 with natively():
                     args, kwargs = inputs.of(part)
                 published.about_to_run()
-                outputs = function(*args, **kwargs)
+                try:
+                    outputs = function(*args, **kwargs)
+                except BaseException:
+                    published.give_back()
+                    raise
             return part, self._took(part, outputs, published)
 
     def _watched(self, part: Part) -> Any:

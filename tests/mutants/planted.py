@@ -46,8 +46,8 @@ CLIPPING = (
         "tests/test_engine_equality.py",
         (
             "gate.py",
-            "grads.weighted_sum(factors)",
-            "grads.weighted_sum(torch.ones_like(factors) if slot.name.endswith('bias') else factors)",
+            "grads.pop(slot).weighted_sum(factors)",
+            "grads.pop(slot).weighted_sum(torch.ones_like(factors) if slot.name.endswith('bias') else factors)",
         ),
     ),
     mutant(
@@ -56,10 +56,10 @@ CLIPPING = (
         "tests/test_engine_equality.py",
         (
             "gate.py",
-            "factors = bounded_factors(tape.clip, norms, self.group.threshold, lowest) * scale",
+            "factors = bounded_factors(self.group.tape.clip, norms, self.group.threshold, lowest) * scale",
             "mean = [g.weighted_sum(torch.full_like(norms, 1 / max(1, len(norms)))).square().sum() for g in grads.values()]\n"
             "        mean = torch.stack(mean).sum().sqrt().to(norms.dtype).expand_as(norms) * scale\n"
-            "        factors = bounded_factors(tape.clip, mean, self.group.threshold, lowest) * scale",
+            "        factors = bounded_factors(self.group.tape.clip, mean, self.group.threshold, lowest) * scale",
         ),
     ),
     mutant(
@@ -116,13 +116,17 @@ CLIPPING = (
         "buffers filled from samples published",
         "nothing of a sample is published without noise",
         "tests/test_engine_buffers.py",
-        ("watch.py", "if lesson.of_samples and self._noise_to_come:", "if False:"),
+        ("published.py", "if self._guarded and name not in module._non_persistent_buffers_set:", "if False:"),
     ),
     mutant(
         "writes past autograd's version counter unseen",
         "nothing of a sample is published without noise",
         "tests/test_engine_buffers.py",
-        ("writes.py", '    return name.endswith("_")\n', "    return False\n"),
+        (
+            "published.py",
+            "zip(left, self._left, self._values, strict=True):\n            if not _equal(x, y):",
+            "zip(left, self._left, self._values, strict=True):\n            if False:",
+        ),
     ),
     mutant(
         "gradients changed by hand accepted",
@@ -147,6 +151,111 @@ CLIPPING = (
         "the noise fits what it is added to",
         "tests/test_noise_vouched.py",
         ("engine.py", "        if self._step.under_way:\n", "        if False:\n"),
+    ),
+)
+
+ALONE = (
+    mutant(
+        "rules run inside the transform",
+        "a sample's gradient is that of the sample alone",
+        "tests/test_alone.py",
+        ("together.py", "while functorch.peek_interpreter_stack() is not None:\n            self._levels.append", "while False:\n            self._levels.append"),
+    ),
+    mutant(
+        "the samples' dimension not moved to the front",
+        "a sample's gradient is that of the sample alone",
+        "tests/test_alone.py",
+        ("together.py", "return value if at == 0 else value.movedim(at, 0)", "return value"),
+    ),
+    mutant(
+        "parts joined in the order in which they ran",
+        "loss i is that of sample i",
+        "tests/test_alone_reads.py",
+        ("outputs.py", "    order[rows] = torch.arange(len(rows))\n", "    order[:] = torch.arange(len(rows))\n"),
+    ),
+    mutant(
+        "a part's gradients taken for those of its first samples",
+        "the uses of a weight by one sample are one gradient",
+        "tests/test_alone.py",
+        ("cells.py", "chosen = [places[row] for row in rows]", "chosen = sorted(places.values())[: len(rows)]"),
+    ),
+    mutant(
+        "norms of a part put in other samples' places",
+        "norms are those of the samples that they are said to be of",
+        "tests/test_alone_reads.py",
+        ("cells.py", "index_copy(0, rows.to(values.device), values)", "index_copy(0, rows.flip(0).to(values.device), values)"),
+    ),
+    mutant(
+        "all samples take the path of the first",
+        "a value that is read is the sample's own",
+        "tests/test_alone_reads.py",
+        ("reads.py", "    if any(key != keys[0] for key in keys):\n        raise Differ(keys)\n    return values[0]", "    return values[0]"),
+    ),
+    mutant(
+        "an operation without a batching rule run on the first sample",
+        "a sample's gradient is that of the sample alone",
+        "tests/test_alone_reads.py",
+        ("reads.py", "physical[id(v)][i] if id(v) in physical else v", "physical[id(v)][0] if id(v) in physical else v"),
+    ),
+    mutant(
+        "one constant for all samples that write into it",
+        "no sample sees what another wrote",
+        "tests/test_alone_reads.py",
+        ("reads.py", "return self.part.logical(self.part.each(result).clone())", "return self.part.logical(self.part.each(result))"),
+    ),
+    mutant(
+        "a copy of a view written to instead of the view",
+        "a model computes under the engine what it computes without",
+        "tests/test_alone_reads.py",
+        ("reads.py", "if memory and memory not in {_memory(t) for t in tensors_in((args, kwargs or {})) if not self.part.holds(t)}:", "if memory:"),
+    ),
+    mutant(
+        "a sample's text shows all samples",
+        "no sample is in sight of another",
+        "tests/test_alone_reads.py",
+        ("reads.py", "dict.fromkeys((Tensor.tolist, Tensor.__repr__), _read_all)", "dict.fromkeys((Tensor.tolist,), _read_all)"),
+    ),
+    mutant(
+        "gradients beside the forward pass credited to other losses",
+        "beside the forward pass a gradient is the sample's whose loss it is of",
+        "tests/test_alone.py",
+        ("beside.py", "for loss in losses.unbind()", "for loss in losses.roll(1).unbind()"),
+    ),
+    mutant(
+        "infinities beside the forward pass accepted",
+        "one sample's infinities silence nobody else",
+        "tests/test_alone_infinite.py",
+        ("beside.py", "if not stacked.is_meta and not bool(torch.isfinite(stacked).all()):", "if False:"),
+    ),
+    mutant(
+        "a parameter spread over the samples without its tap",
+        "no use of a parameter is missed",
+        "tests/test_alone.py",
+        ("private.py", "return tap(part, [part.each(value)], [], [targets(operand)], _instantiated)[0]", "return part.each(value)"),
+    ),
+    mutant(
+        "a part given the rows of other samples",
+        "a part's gradients are of the samples that they are booked for",
+        "tests/test_alone_reads.py",
+        ("inputs.py", "value if part.rows is None else value[part.rows]", "value if part.rows is None else value[part.rows - 1]"),
+    ),
+    mutant(
+        "what samples leave on modules stays the last one's",
+        "loss i is that of sample i",
+        "tests/test_alone_left.py",
+        ("published.py", "if isinstance(value, Tensor) and self._is_left(", "if False and self._is_left("),
+    ),
+    mutant(
+        "an interrupted pass leaves its samples on modules",
+        "a failed call leaves the model as it was",
+        "tests/test_alone_left.py",
+        ("alone.py", "                    published.give_back()\n", "                    pass\n"),
+    ),
+    mutant(
+        "outputs taken to begin with the sample",
+        "loss i is that of sample i",
+        "tests/test_alone_left.py",
+        ("outputs.py", "0 if dims is None else dims[n]", "0"),
     ),
 )
 
@@ -552,4 +661,4 @@ RUNS = (
     ),
 )
 
-MUTANTS = (*CLIPPING, *NOISE, *ACCOUNTING, *RUNS)
+MUTANTS = (*CLIPPING, *ALONE, *NOISE, *ACCOUNTING, *RUNS)

@@ -1,0 +1,324 @@
+"""What a pass leaves: tensors on modules as torch leaves them, and nothing of the engine, however it ends."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._C import _functorch as functorch  # pyright: ignore[reportAttributeAccessIssue]
+
+import groupclip as gc
+from apart import REFUSALS, Runs, attached, by_engine, copied, differing, drawn, linear, losses_of, single_samples, squares, wrong
+
+X = drawn(6, 3, 5)
+
+
+def model_of(run: Callable[..., Tensor], **parts: Any) -> Any:
+    return Runs(run, first=linear(), last=linear(5, 4), **parts).double()
+
+
+# ------------------------------------------------------------------ tensors that a pass leaves on its modules
+
+
+def natively(x: Tensor) -> float:
+    """NumPy isn't followed: its samples run one at a time."""
+    return float(x.detach().numpy().size)
+
+
+def by_path(x: Tensor) -> float:
+    return 1.0 if bool(x[0, 0, 0] > 0) else 2.0
+
+
+WAYS: dict[str, Callable[[Tensor], float]] = {"together": lambda x: 1.0, "by path": by_path, "one by one": natively}
+
+
+def one_odd(x: Tensor) -> float:
+    """The only sample of its path runs by itself, the others together."""
+    return 1.0 if bool(x[0, 0, 0] > X[:, 0, 0].max() - 1e-9) else 2.0
+
+
+WAYS["one apart"] = one_odd
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kept", ["a number", "rows", "in a list", "in a dictionary"])
+def test_what_a_loss_takes_from_a_module_is_each_samples_own(kept: str, way: str) -> None:
+    def run(m: Any, x: Tensor) -> Tensor:
+        h = m.first(x) * WAYS[way](x)
+        if kept == "a number":
+            m.aux = h.square().mean()
+        elif kept == "rows":
+            m.aux = h
+        elif kept == "in a list":
+            m.listed.clear()
+            m.listed.append(h)
+        else:
+            m.named["h"] = h
+        return m.last(h.tanh())
+
+    def losses(m: Any, batch: tuple[Tensor, ...]) -> Tensor:
+        found = squares(m(*batch))
+        aux = {"in a list": lambda: m.listed[0], "in a dictionary": lambda: m.named["h"]}.get(kept, lambda: m.aux)()
+        return found + (aux if aux.dim() < 2 else squares(aux))
+
+    assert wrong(model_of(run, listed=[], named={}, aux=None), [(X,), (X[:3].neg(),)], losses) == []
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_features_that_a_hook_takes_are_each_samples_or_refused(way: str) -> None:
+    """A closure can't be looked into: the features must come out as they should, or not at all."""
+    taken: dict[str, Tensor] = {}
+    model = model_of(lambda m, x: m.last(m.first(x).tanh() * WAYS[way](x)))
+    model.first.register_forward_hook(lambda m, args, out: taken.__setitem__("h", out))
+    right = single_samples(copied(model), (X,), lambda m, b: squares(m(*b)) + squares(m.first(*b)))
+    engine = attached(model)
+    try:
+        found = by_engine(engine, lambda: squares(model(X)) + squares(taken["h"]))
+    except (*REFUSALS, RuntimeError):
+        return
+    assert differing(found, right) == []
+
+
+class LastState(nn.Module):
+    """Its outputs are a recurrence's: ``[B, T, H]``, and states ``[layers, B, H]``."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.rnn = nn.LSTM(5, 4, layers, batch_first=True)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        return self.rnn(x)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_samples_lie_in_the_outputs_where_torch_lays_them(layers: int) -> None:
+    """A sample's state ``[1, 1, H]`` doesn't say in which dimension the batch is."""
+
+    def losses(m: Any, batch: tuple[Tensor, ...]) -> Tensor:
+        out, (h, c) = m(batch[0])
+        return (h[-1] - batch[1]).square().sum(1) + c.mean((0, 2)) + squares(out)
+
+    assert wrong(LastState(layers), [(X, drawn(6, 4)), (X[:1], drawn(1, 4)), (X[:2], drawn(2, 4))], losses) == []
+
+
+# ------------------------------------------------------------------ passes that end in an error
+
+
+def dead_tensors(model: nn.Module) -> list[str]:
+    """Where modules hold a tensor of samples side by side, outside of a pass."""
+    return [
+        f"{name}.{key}"
+        for name, module in model.named_modules()
+        for held in (module.__dict__, module._buffers, module._parameters)
+        for key, value in held.items()
+        if isinstance(value, Tensor) and functorch.is_batchedtensor(value)
+    ]
+
+
+def assert_nothing_is_left(model: nn.Module) -> None:
+    assert functorch.peek_interpreter_stack() is None
+    assert torch._C._len_torch_function_stack() == 0
+    assert dead_tensors(model) == []
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit, RuntimeError, ZeroDivisionError, MemoryError])
+@pytest.mark.parametrize("way", WAYS)
+def test_an_error_in_the_forward_pass_leaves_nothing(error: type[BaseException], way: str) -> None:
+    def run(m: Any, x: Tensor) -> Tensor:
+        m.kept = m.first(x) * WAYS[way](x)
+        m.mean = m.kept.detach().mean()
+        if m.fails:
+            raise error("no such luck")
+        return m.last(m.kept)
+
+    model = model_of(run, fails=False, kept=None)
+    model.register_buffer("mean", torch.zeros((), dtype=torch.float64), persistent=False)
+    right = single_samples(copied(model), (X,))
+    engine = attached(model)
+    for fails in (True, False, True, False):
+        model.fails = fails
+        if fails:
+            with pytest.raises(error):
+                model(X)
+        else:
+            assert differing(by_engine(engine, lambda: losses_of(model, (X,))), right) == []
+        assert_nothing_is_left(model)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_an_error_in_a_function_of_the_samples_leaves_nothing(error: type[BaseException]) -> None:
+    model = model_of(lambda m, x: m.last(m.first(x)))
+    right = single_samples(copied(model), (X,))
+    engine = attached(model)
+
+    def fails(t: Tensor) -> Tensor:
+        squares(model(t))
+        raise error("no such luck")
+
+    with pytest.raises(error):
+        engine.per_sample(fails, X)
+    assert_nothing_is_left(model)
+    with pytest.raises(error), engine.forward_on(X):
+        fails(X)
+    assert_nothing_is_left(model)
+    assert differing(by_engine(engine, lambda: engine.per_sample(lambda t: squares(model(t)), X)), right) == []
+
+
+def test_an_error_in_the_backward_pass_leaves_nothing() -> None:
+    """In a hook of a sample's own tensor, which autograd calls."""
+
+    def stop(_: Tensor) -> None:
+        raise KeyboardInterrupt
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        h = m.first(x)
+        if m.fails:
+            h.register_hook(stop)
+        return m.last(h)
+
+    model = model_of(run, fails=False)
+    right = single_samples(copied(model), (X,))
+    engine = attached(model)
+    model.fails = True
+    losses = losses_of(model, (X,))
+    with pytest.raises(KeyboardInterrupt):
+        engine.backward(losses)
+    assert_nothing_is_left(model)
+    assert all(p.grad is None for p in model.parameters())
+    model.fails = False
+    assert differing(by_engine(engine, lambda: losses_of(model, (X,))), right) == []
+
+
+# ------------------------------------------------------------------ threads
+
+
+def test_two_engines_in_two_threads() -> None:
+    """Each thread has levels and modes of its own."""
+    found: list[list[str]] = []
+
+    def train(seed: int) -> None:
+        x = drawn(6, 3, 5, seed=seed)
+        model = model_of(lambda m, x: m.last(m.first(x).tanh() * by_path(x)))
+        right = single_samples(copied(model), (x,))
+        engine = attached(model)
+        for _ in range(5):
+            found.append(differing(by_engine(engine, lambda: losses_of(model, (x,))), right))
+
+    threads = [threading.Thread(target=train, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [[]] * 15
+
+
+def test_evaluation_in_another_thread_during_a_pass() -> None:
+    seen: list[Any] = []
+    plain = model_of(lambda m, x: m.last(m.first(x)))
+    right = plain(X).detach()
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        def evaluate() -> None:
+            with torch.no_grad():
+                seen.append(m(X) if m.deep else None)
+
+        m.deep = not m.deep
+        if m.deep:
+            thread = threading.Thread(target=evaluate)
+            thread.start()
+            thread.join()
+        return m.last(m.first(x))
+
+    model = model_of(run, deep=False)
+    model.load_state_dict(plain.state_dict())
+    truth = single_samples(plain, (X,))
+    engine = attached(model)
+    assert differing(by_engine(engine, lambda: losses_of(model, (X,))), truth) == []
+    assert seen and torch.allclose(seen[0], right, rtol=1e-12, atol=1e-12)
+
+
+def test_layers_that_run_in_threads_of_the_model() -> None:
+    def run(m: Any, x: Tensor) -> Tensor:
+        found: dict[int, Tensor] = {}
+
+        def layer(i: int) -> None:
+            with suppress(RuntimeError):  # a thread sees nothing of the transform that the model is in
+                found[i] = (m.first if i else m.other)(x)
+
+        threads = [threading.Thread(target=layer, args=(i,)) for i in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return m.last(found[0] * found[1])
+
+    model = model_of(run, other=linear(5, 5))
+    right = single_samples(copied(model), (X,))
+    engine = attached(model)
+    assert differing(by_engine(engine, lambda: losses_of(model, (X,))), right) == []
+
+
+# ------------------------------------------------------------------ copies, and what detach leaves
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = linear(), nn.BatchNorm1d(3).eval()
+        self.register_buffer("scale", torch.ones(3, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.first(self.norm(x)) * self.scale
+
+
+def belongings(model: nn.Module) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, module in model.named_modules():
+        for key, value in module.__dict__.items():
+            found[f"{name}.{key}"] = sorted(map(str, value)) if isinstance(value, (dict, set)) else type(value)
+        for key, value in module._parameters.items():
+            found[f"{name}.{key}"] = (type(value), sorted(vars(value)) if value is not None else None)
+    return found
+
+
+def test_detach_leaves_the_model_as_it_was() -> None:
+    model = Net().double()
+    before, keys = belongings(model), list(model.state_dict())
+    engine = attached(model)
+    assert list(model.state_dict()) == keys
+    by_engine(engine, lambda: squares(model(X)))
+    engine.detach()
+    assert belongings(model) == before
+    squares(model(X)).sum().backward()
+    assert model.first.weight.grad is not None
+
+
+def test_a_copy_and_a_pickle_carry_nothing_of_the_engine() -> None:
+    model = Net().double()
+    want = model(X).detach()
+    engine = attached(model)
+    by_engine(engine, lambda: squares(model(X)))
+    buffer = io.BytesIO()
+    torch.save(model.state_dict(), buffer)
+    buffer.seek(0)
+    assert set(torch.load(buffer, weights_only=True)) == set(model.state_dict())
+    for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert "_compiled_call_impl" not in again.__dict__
+        with torch.no_grad():
+            assert torch.equal(again(X), want)
+    plain = pickle.loads(pickle.dumps(model))
+    assert type(plain.first.weight) is nn.Parameter
+    right = single_samples(plain, (X,))
+    assert differing(by_engine(attached(plain), lambda: squares(plain(X))), right) == []
+    with pytest.raises(gc.CoverageError, match="deep copy of an attached one"):
+        copy.deepcopy(model)(X)
+    assert differing(by_engine(engine, lambda: squares(model(X))), right) == []
