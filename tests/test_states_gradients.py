@@ -67,6 +67,50 @@ def test_zero_grad_gives_a_logical_batch_up(set_to_none: bool) -> None:
     optimizer.step()
 
 
+class Listening:
+    """A source of noise that adds none, and keeps what it was given."""
+
+    secure = True
+
+    def __init__(self) -> None:
+        self.sums: list[Tensor] = []
+
+    def add_(self, tensor: Tensor, std: float) -> None:
+        self.sums.append(tensor.detach().double().flatten().clone())
+
+
+GIVE_UP: dict[str, Callable[[nn.Module, torch.optim.Optimizer, gc.Engine], object]] = {
+    "zero_grad(set_to_none=False)": lambda m, o, e: o.zero_grad(set_to_none=False),
+    "zero_grad(set_to_none=True)": lambda m, o, e: o.zero_grad(set_to_none=True),
+    "model.zero_grad(False)": lambda m, o, e: m.zero_grad(set_to_none=False),
+    "zeroed in place": lambda m, o, e: [p.grad.zero_() for p in m.parameters()],  # type: ignore[union-attr]
+    "zeros in its place": lambda m, o, e: [setattr(p, "grad", torch.zeros_like(p.grad)) for p in m.parameters()],  # type: ignore[arg-type]
+    "engine.discard": lambda m, o, e: e.discard(),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("then", ["an empty batch", "another batch"])
+@pytest.mark.parametrize("way", GIVE_UP)
+def test_nothing_of_a_batch_that_was_given_up_is_released(way: str, then: str, dtype: torch.dtype) -> None:
+    """Half-precision parameters have a sum beside ``p.grad``, which ``zero_grad`` doesn't know of."""
+
+    def released(give_up: bool) -> list[Tensor]:
+        noise = Listening()
+        model, optimizer, engine = attached(ENTRY.model(dtype), noise=noise)
+        if give_up:
+            engine.backward(ENTRY.losses(model, ENTRY.batch(6, dtype)))
+            GIVE_UP[way](model, optimizer, engine)
+        if then == "another batch":
+            engine.backward(ENTRY.losses(model, ENTRY.batch(3, dtype, seed=5)))
+        optimizer.step()
+        return noise.sums
+
+    for got, want in zip(released(True), released(False), strict=True):
+        assert torch.equal(got, want)
+        assert bool(want.any()) == (then == "another batch")
+
+
 @pytest.mark.parametrize("where", ["before each", "after each", "discard"])
 def test_what_is_given_up_is_no_part_of_a_whole_batch(where: str, caplog: pytest.LogCaptureFixture) -> None:
     """``zero_grad`` between micro-batches leaves the last of them, and which samples these are depends on all others."""

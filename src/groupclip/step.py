@@ -179,6 +179,8 @@ class PrivateStep:
                 f"p.grad of {_some(cleared)} was cleared before the step, and others hold the samples of this logical batch still. "
                 "Clear all of them by optimizer.zero_grad() after the step, or freeze a parameter with requires_grad_(False)"
             )
+        for slot, _ in sums:
+            slot.left = slot.wide = None
         self._seen.clear()
         self._acting.clear()
         self._amounts.discard()
@@ -232,8 +234,8 @@ class PrivateStep:
         return zip(self._slots, gradients, strict=True)
 
     def _check_finite(self) -> None:
-        sums = [grad if slot.wide is None else slot.wide for slot, grad in self._gradients()]
-        if not all(_is_finite(total) for total in sums if total is not None):
+        sums = [slot.sum_in(grad) for slot, grad in self._gradients() if grad is not None]
+        if not all(_is_finite(total) for total in sums):
             raise PrivacyViolation(
                 "a summed gradient isn't finite, though every sample was bounded: the sum is too large for its dtype. Call "
                 "engine.discard() to give up this logical batch, and attach again with a smaller threshold or float32 parameters"
@@ -249,7 +251,7 @@ class PrivateStep:
             if slot.param.grad is None:  # unused in this step, or an empty batch: noise all the same
                 slot.param.grad, slot.wide = torch.zeros_like(slot.param.data), None
             grad = slot.param.grad
-            sums.append((slot, grad, grad if slot.wide is None else slot.wide))
+            sums.append((slot, grad, slot.sum_in(grad)))
         for slot, _, total in sums:
             self._noise.add_(total, stds[slot.group.name])
         # Not in one loop: after each operation of theirs, torch's threads keep the processors busy for a while.
@@ -257,7 +259,7 @@ class PrivateStep:
             total.div_(expected_batch_size)
             if total is not grad:
                 grad.copy_(total)  # rounded once, and it is private by now
-                slot.wide = None
+            slot.wide = None
             slot.left = Left.of(grad, released=True)
         self._amounts.advance(expected_batch_size)
         for slot in self._slots:

@@ -143,6 +143,17 @@ CLIPPING = (
         ("guard.py", "total if self.keeps_wide and", "total if False and"),
     ),
     mutant(
+        "a batch that was given up kept beside p.grad",
+        "what zero_grad gives up is released by no later step",
+        "tests/test_states_gradients.py",
+        (
+            "guard.py",
+            "if self.wide is None or self.left is None or self.left.released or not self.left.stands(grad):",
+            "if self.wide is None:",
+        ),
+        ("step.py", "        for slot, _ in sums:\n            slot.left = slot.wide = None\n", ""),
+    ),
+    mutant(
         "thresholds loaded into a logical batch",
         "the noise fits what it is added to",
         "tests/test_noise_vouched.py",
