@@ -20,6 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from . import rules as rules  # registers every rule
 from .admission import check_caller, check_coverage, check_loss_scale, check_losses, refuse_batch_statistics
+from .bystanders import Bystanders
 from .call import Call
 from .clipping import ClipFunction
 from .errors import CoverageError, GroupClipError, PrivacyViolation
@@ -32,7 +33,7 @@ from .noise import KEY_GIVEN, InsecureNoise, NoiseSource, SecureNoise
 from .operands import PrivateParameter, PrivateTensor
 from .partition import Partition
 from .rules.recurrent import note_order
-from .step import Bystanders, PrivateStep
+from .step import PrivateStep
 from .tape import LossReduction, Tape
 from .thresholds import ReadOnly
 from .uncompiled import keep_uncompiled
@@ -80,6 +81,7 @@ class Engine:
         self._step = PrivateStep(
             self._slots, self.ledger, self.noise, self._amounts, self._show_plain, self._show_private
         )
+        self._tape.told = self._step.called
         self._forward = Forward(
             model, self._tape, self._groups, self._show_private, noise_to_come=mechanism is not None
         )
@@ -149,7 +151,7 @@ class Engine:
         self._step.check_accumulation()
         losses = self._settle(losses)
         held = [slot.param.grad is not None for slot in self._slots]
-        counted = self._amounts.counted()
+        counted, seen = self._amounts.counted(), self._step.seen()
         self._norms.clear()
         try:
             with self._tape.permit(len(losses), loss_scale):
@@ -161,12 +163,14 @@ class Engine:
                     "no_grad"
                 )
             self._step.check_landed()
+            self._step.passed()
         except BaseException as error:
             for slot, had in zip(self._slots, held, strict=True):
                 slot.forget_delivery()
                 if not had:
                     slot.param.grad = slot.wide = None
             self._amounts.recount(counted)
+            self._step.back_to(seen)
             if any(held):
                 self._step.broke()
             if isinstance(error, RuntimeError) and "backward through the graph a second time" in str(error):
@@ -205,6 +209,8 @@ class Engine:
             self._tape.enter()
         try:
             self._tape.begin_forward(inputs)
+            if recording:
+                self._tape.tell(inputs)
             yield
         finally:
             if recording:
@@ -345,6 +351,7 @@ class Engine:
                     "key of that run, its noise comes a second time, and can be subtracted. Attach without noise=, for a fresh key"
                 )
             self.ledger.load_state_dict(state["ledger"])
+            self._step.resumed(self.ledger.steps)
         self._amounts.load(state["thresholds"])
         for group in self._groups:
             group.threshold = self.thresholds[group.name]
@@ -364,6 +371,7 @@ class Engine:
         if not self._attached:
             return
         self._attached = False
+        self._step.leave()
         for handle in self._handles:
             handle.remove()
         for group in self._groups:

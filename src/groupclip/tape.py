@@ -56,6 +56,7 @@ class Tape:
         ended: the groups that ended in that backward pass.
         observer: is told how each parameter is used, or None.
         course: follows the forward passes of the model itself, or None.
+        told: is called with the batch of each pass that is the user's own, and no lesson's.
     """
 
     clip: ClipFunction
@@ -70,6 +71,7 @@ class Tape:
     ended: set[str] = field(default_factory=set)
     observer: Observer | None = None
     course: Course | None = None
+    told: Callable[[Tensor], None] | None = None
     _inside: bool = False
     _thread: threading.Thread | None = None  # the one in a forward pass
     _lock: Any = field(default_factory=threading.Lock)
@@ -105,6 +107,11 @@ class Tape:
         self.shapes = tuple(tuple(t.shape) for t in tensors)
         self.batch, self._inside = tensors[0].shape[0], True
         self.inputs.add(tensors)
+
+    def tell(self, inputs: Any) -> None:
+        """The pass that began on these inputs is the user's own."""
+        if self.told is not None:
+            self.told(next(t for t in tensors_in(inputs) if t.dim() > 0))
 
     def end_forward(self) -> None:
         self._inside = False

@@ -61,6 +61,7 @@ class Forward:
             self._tape.layouts.forget()
         self._learn_if_due(args, kwargs)
         self._tape.begin_forward((args, kwargs))
+        self._tape.tell((args, kwargs))
         self._follow()
 
     def end(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:

@@ -387,16 +387,16 @@ ACCOUNTING = (
         "filling that counts",
         "what fills a padded batch up adds nothing",
         "tests/test_draws.py",
-        ("sampling.py", "if acting > sum(", "if False and acting > sum("),
+        ("claims.py", "if acting > batch.acting:", "if False:"),
     ),
     mutant(
         "half a batch vouched for",
         "a statement says groupclip's sampling only for steps on whole batches of it",
         "tests/test_sampling_claims.py",
         (
-            "sampling.py",
-            "sum(piece.units for piece in self._pieces) == units",
-            "sum(piece.units for piece in self._pieces)",
+            "claims.py",
+            "self.handed_out == self.units == units",
+            "self.handed_out == self.units",
         ),
     ),
     mutant(
@@ -415,7 +415,25 @@ ACCOUNTING = (
         "batches left out vouched for",
         "a statement says groupclip's sampling only where every batch that was drawn has a step",
         "tests/test_sampling_claims.py",
-        ("sampling.py", "return self._position(batch) > done", "return False"),
+        ("claims.py", "return self._position(batch) > self._behind(owner)", "return False"),
+    ),
+    mutant(
+        "a sampler begun anew vouched for",
+        "a statement says groupclip's sampling only where every batch that was drawn has a step, whichever iterator drew it",
+        "tests/test_sampling_claims.py",
+        ("claims.py", "return bool(in_turn) and not left", "return bool(in_turn)"),
+    ),
+    mutant(
+        "a state loaded after a batch was given up vouched for",
+        "a statement says groupclip's sampling only where every batch that was drawn has a step, whichever engine it was for",
+        "tests/test_sampling_claims.py",
+        ("claims.py", "if self.resumed_at is not None:", "if False:"),
+    ),
+    mutant(
+        "a micro-batch twice vouched for",
+        "a statement says groupclip's sampling only for steps on the samples that were drawn, each once",
+        "tests/test_sampling_claims.py",
+        ("rows.py", "return Likeness.SAME if called == own else Likeness.OTHER", "return Likeness.SAME"),
     ),
     mutant(
         "the noise of a given key resumed",
