@@ -37,7 +37,7 @@ from .step import PrivateStep
 from .tape import LossReduction, Tape
 from .thresholds import ReadOnly
 from .uncompiled import keep_uncompiled
-from .watch import Forward, Watch
+from .watch import Entrance, Forward, Watch
 
 if TYPE_CHECKING:
     from .statement import PrivacyRecord
@@ -96,6 +96,7 @@ class Engine:
     def _hook(self, model: nn.Module, optimizer: Optimizer | None) -> list[Any]:
         watch = Watch(self._forward)
         handles: list[Any] = [
+            Entrance(model, self._forward),
             model.register_forward_pre_hook(watch.before, with_kwargs=True, prepend=True),
             model.register_forward_hook(watch.after, with_kwargs=True, always_call=True),
         ]

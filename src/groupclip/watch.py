@@ -75,6 +75,16 @@ class Forward:
                 self._learn_if_due(args, kwargs)
             self._tape.leave()
 
+    def call(self, inner: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call of the model. Hooks see its end but by KeyboardInterrupt, SystemExit and their like, which is seen here."""
+        depth = len(self._open.passes)
+        try:
+            return inner(*args, **kwargs)
+        except BaseException:
+            while len(self._open.passes) > depth:
+                self.end(args, kwargs, None)
+            raise
+
     def _follow(self) -> None:
         """Let the course be followed, unless the model is compiled: then other operations are run than in a lesson."""
         if self._tape.batch is not None and not compiled(self._model):
@@ -136,7 +146,8 @@ class _Open(threading.local):
 
 def compiled(model: nn.Module) -> bool:
     """Whether the model's forward pass under way is run by ``torch.compile``."""
-    if model._compiled_call_impl is not None:
+    call = model._compiled_call_impl
+    if call is not None and not (isinstance(call, Entrance) and call.before is None):
         return True
     frame = sys._getframe() if "torch._dynamo" in sys.modules else None
     while frame is not None:
@@ -144,6 +155,28 @@ def compiled(model: nn.Module) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+class Entrance:
+    """Stands where torch keeps a module's compiled call, which copies and pickles of the module leave out."""
+
+    def __init__(self, model: nn.Module, forward: Forward) -> None:
+        self._model, self._forward = weakref.ref(model), weakref.ref(forward)
+        self.before: Any = model._compiled_call_impl
+        model._compiled_call_impl = self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        model, forward = self._model(), self._forward()
+        assert model is not None
+        inner = model._call_impl if self.before is None else self.before
+        return inner(*args, **kwargs) if forward is None else forward.call(inner, args, kwargs)
+
+    def remove(self) -> None:
+        model = self._model()
+        if model is not None and model.__dict__.get("_compiled_call_impl") is self:
+            del model._compiled_call_impl
+            if self.before is not None:
+                model._compiled_call_impl = self.before
 
 
 class Watch:
