@@ -21,6 +21,7 @@ from .ledger import Ledger
 from .noise import NoiseSource
 from .processes import check_alone
 from .rows import Marks, marks
+from .unmoved import Unmoved
 
 _log = logging.getLogger("groupclip")
 
@@ -53,6 +54,7 @@ class PrivateStep:
         self._acting: Counter[str] = Counter()  # group -> those of them whose gradient isn't zero: secret
         for slot in slots:
             slot.keeps_wide = ledger is not None
+        self._weights = Unmoved(slots)
         self._broken = self._warned = False
         self._own_passes: set[int] = set()  # of the user's own backward that began and haven't ended
         self._owner = None if ledger is None else Owner(ledger.mechanism)
@@ -121,6 +123,7 @@ class PrivateStep:
         for slot in self._slots:
             slot.param.grad = slot.left = slot.wide = None
         self._forget()
+        self._weights.forget()
         self._amounts.discard()
         self._broken = False
         self._own_passes.clear()
@@ -136,6 +139,8 @@ class PrivateStep:
             raise PrivacyViolation(_BROKEN)
         self._check_fresh()
         self._check_untouched()
+        if self._ledger is not None:
+            _require_unmoved(self._weights.moved_since_first())
         self._give_up_what_was_cleared()
         for slot, grad in self._gradients():
             if slot.left is not None and not slot.left.stands(grad):
@@ -178,6 +183,7 @@ class PrivateStep:
                 raise PrivacyViolation(f"optimizer.step was called by a GradScaler: {_SCALER}")
             self._check_fresh()
             self._check_untouched()
+            _require_unmoved(self._weights.moved_at_step())
             self._ledger.check()
             self._give_up_what_was_cleared()
             self._owner.check_filling(_most(self._seen), _most(self._acting))
@@ -296,7 +302,20 @@ class PrivateStep:
         """Optimizer post-step hook."""
         for slot, grad in self._gradients():
             slot.left = Left.of(grad, released=True)
+        if self._ledger is not None:
+            self._weights.release()
         self._show_private()
+
+
+def _require_unmoved(moved: list[str]) -> None:
+    if moved:
+        raise PrivacyViolation(
+            f"the weights of {_some(moved)} moved since the first backward pass of this logical batch, and not by the attached "
+            "optimizer's step (sharpness-aware minimisation, adversarial weights, an update by hand, weights that were loaded or "
+            "averaged): the gradients of the batch have no noise yet, so neither has what moved by them. Move weights between "
+            "optimizer.step() and the next backward pass alone. To go on, put them back as they were and call engine.discard(), "
+            "which gives this logical batch up"
+        )
 
 
 def _most(counts: Counter[str]) -> int:
@@ -313,9 +332,7 @@ _NOT_ONE_BATCH = (
     "before it had none, of this iterator or of another one of the plan (take a step on every one, empty ones too; where one "
     "fails, call engine.discard() and iterate over batch.again())"
 )
-_YOUR_OWN = (
-    "It counts as your own sampling, for which no epsilon is stated unless you answer for it by sampling_vouched_by_user=True"
-)
+_YOUR_OWN = "It counts as your own sampling, for which no epsilon is stated unless you answer for it by sampling_vouched_by_user=True"
 _SCALER = (
     "it would divide the clipped sum after the fact, and skip a step by looking at gradients without noise. Do without it: "
     "bfloat16 needs none, and for float16 give engine.backward a constant loss_scale"

@@ -143,6 +143,18 @@ CLIPPING = (
         ("guard.py", "total if self.keeps_wide and", "total if False and"),
     ),
     mutant(
+        "passes on weights that were moved without noise",
+        "a sample's gradient doesn't depend on the others of its batch",
+        "tests/test_unmoved.py",
+        ("unmoved.py", "return self._differing(self._first, now)", "return []"),
+    ),
+    mutant(
+        "weights moved by hand before the step",
+        "weights move by what has noise alone",
+        "tests/test_unmoved.py",
+        ("unmoved.py", "return moved if moved and (", "return moved if False and ("),
+    ),
+    mutant(
         "a batch that was given up kept beside p.grad",
         "what zero_grad gives up is released by no later step",
         "tests/test_states_gradients.py",
