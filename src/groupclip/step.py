@@ -332,7 +332,9 @@ _NOT_ONE_BATCH = (
     "before it had none, of this iterator or of another one of the plan (take a step on every one, empty ones too; where one "
     "fails, call engine.discard() and iterate over batch.again())"
 )
-_YOUR_OWN = "It counts as your own sampling, for which no epsilon is stated unless you answer for it by sampling_vouched_by_user=True"
+_YOUR_OWN = (
+    "It counts as your own sampling, and no epsilon is stated unless you answer for it by sampling_vouched_by_user=True"
+)
 _SCALER = (
     "it would divide the clipped sum after the fact, and skip a step by looking at gradients without noise. Do without it: "
     "bfloat16 needs none, and for float16 give engine.backward a constant loss_scale"
