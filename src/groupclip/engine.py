@@ -7,6 +7,7 @@ noise and the division by the expected batch size come once per logical step, in
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from .admission import check_caller, check_coverage, check_loss_scale, check_los
 from .bystanders import Bystanders
 from .call import Call
 from .clipping import ClipFunction
+from .earlier import Training, earlier_trainings
 from .errors import CoverageError, GroupClipError, PrivacyViolation
 from .gate import Group, Slot
 from .groupnoise import GroupNoise
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
     from .statement import PrivacyRecord
 
 
+_log = logging.getLogger("groupclip")
+
 #: What clipping, noise and the statement were made from when the engine was attached.
 _FACTS = frozenset({"partition", "clip", "thresholds", "mechanism", "noise", "ledger"})
 
@@ -54,7 +58,8 @@ class Engine:
         if name in _FACTS and name in self.__dict__:
             raise AttributeError(
                 f"engine.{name} can't be changed: the gates and the noise were made from it, so the statement would tell of a "
-                "run that isn't this one. Detach the engine and attach again"
+                "run that isn't this one. Detach the engine and attach again: what was spent stays spent, and the next statement "
+                "tells it"
             )
         super().__setattr__(name, value)
 
@@ -69,6 +74,7 @@ class Engine:
         keep_uncompiled()
         self.ledger = None if mechanism is None else Ledger(mechanism)
         self._unsafe: set[str] = set()
+        before = earlier_trainings(p for p in model.parameters() if p.requires_grad)
         # of all steps, those before a resume included
         self._secure, self._hardened = noise.secure, amounts.rounding > 0
         self._foreign = _vouched_for(noise)
@@ -78,6 +84,12 @@ class Engine:
         self._tape = Tape(self.clip, loss_reduction, self._clipped)
         self._groups = self._open_groups({n: p for n, p in model.named_parameters() if p.requires_grad})
         self._slots = [slot for group in self._groups for slot in group.slots]
+        self._training = None if self.ledger is None else Training(self._slots, self.ledger, before)
+        if self._training is not None and before:
+            _log.warning(
+                "these weights were trained before, by another engine of this process: engine.epsilon() is of this engine's steps "
+                "alone. The statement tells both, and what they amount to together"
+            )
         self._step = PrivateStep(
             self._slots, self.ledger, self.noise, self._amounts, self._show_plain, self._show_private
         )
@@ -257,6 +269,7 @@ class Engine:
             clip=self.clip.name, secure_noise=self._secure, unsafe=sorted(self._unsafe),
             other_releases=self._amounts.other_releases, rounding=self._amounts.rounding if self._hardened else 0.0,
             sampling_vouched_by_user=sampling_vouched_by_user, foreign_noise=self._foreign,
+            earlier=() if self._training is None else self._training.before,
         )  # fmt: skip
 
     def statement(self, *, delta: float, sampling_vouched_by_user: bool = False) -> str:
@@ -312,6 +325,7 @@ class Engine:
             "clip": repr(self.clip),
             "unsafe": sorted(self._unsafe),
             "noise": {"secure": self._secure, "hardened": self._hardened, "foreign": self._foreign},
+            "earlier": [] if self._training is None else [e.to_dict() for e in self._training.before],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -321,7 +335,8 @@ class Engine:
             PrivacyViolation: the state is of another plan, partition, clip function, or other thresholds.
             ValueError: not the state of an engine.
         """
-        if not isinstance(state, Mapping) or set(state) != set(self.state_dict()):
+        # states of older versions tell of no earlier training
+        if not isinstance(state, Mapping) or set(state) | {"earlier"} != set(self.state_dict()):
             found = sorted(state) if isinstance(state, Mapping) else type(state).__name__
             raise ValueError(
                 f"not the state of an engine: {found}, and not {sorted(self.state_dict())}; pass what engine.state_dict() returned"
@@ -353,6 +368,8 @@ class Engine:
                 )
             self.ledger.load_state_dict(state["ledger"])
             self._step.resumed(self.ledger.steps)
+            if self._training is not None:
+                self._training.loaded(state.get("earlier", ()))
         self._amounts.load(state["thresholds"])
         for group in self._groups:
             group.threshold = self.thresholds[group.name]
@@ -367,12 +384,15 @@ class Engine:
     def detach(self) -> None:
         """Make the model and the optimizer what they were: plain parameters, no hooks. Gradients are cleared.
 
-        Gradients that were clipped but not yet stepped have no noise, so they don't outlive the engine.
+        What was spent stays spent: the statement of an engine that is attached to these weights later, or to copies of them, tells
+        it, in this process. Gradients that were clipped but not yet stepped have no noise, so they don't outlive the engine.
         """
         if not self._attached:
             return
         self._attached = False
         self._step.leave()
+        if self._training is not None:
+            self._training.end()
         for handle in self._handles:
             handle.remove()
         for group in self._groups:

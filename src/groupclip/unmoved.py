@@ -54,7 +54,7 @@ class Unmoved:
 
     def _look(self) -> list[Tensor]:
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
-            return [_some_of(slot.param.detach()) for slot in self._slots]
+            return [some_of(slot.param.detach()) for slot in self._slots]
 
     def _differing(self, before: list[Tensor], now: list[Tensor]) -> list[str]:
         pairs = zip(self._slots, before, now, strict=True)
@@ -64,7 +64,8 @@ class Unmoved:
         return [slot.name for slot, old, new in pairs if not _equal(old.to(new.device, new.dtype), new)]
 
 
-def _some_of(weight: Tensor) -> Tensor:
+def some_of(weight: Tensor) -> Tensor:
+    """Elements spread over it evenly, flat: a copy."""
     flat = weight.reshape(-1)
     every = max(1, len(flat) // _MOST) | 1  # odd: not always the same column
     return flat[::every].clone()

@@ -318,6 +318,12 @@ NOISE = (
 
 ACCOUNTING = (
     mutant(
+        "what was spent on the weights before untold",
+        "a statement on final weights tells what earlier engines spent on them",
+        "tests/test_earlier.py",
+        ("engine.py", "earlier=() if self._training is None else self._training.before,", "earlier=(),"),
+    ),
+    mutant(
         "wrong q in the ledger",
         "the rate that is accounted is the rate at which samples are drawn",
         "tests/test_mechanism.py",
