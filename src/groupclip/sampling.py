@@ -16,7 +16,7 @@ from groupclip.keystream import KEY_BYTES, new_key
 from groupclip.mechanism import Mechanism
 from groupclip.naming import check_users
 from groupclip.reading import BySample, ByUser, Collate, InPaddedBatches, Piece, Reader
-from groupclip.workers import read_here, steps_read, Workers
+from groupclip.workers import Workers, read_here, steps_read
 
 
 def poisson_batches(
