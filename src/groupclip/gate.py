@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .clipping import bounded_factors
+from .clipping import ClipFunction, bounded_factors, shortened
 from .errors import GroupClipError, PrivacyViolation
 from .guard import Slot
 from .norms import accumulation_dtype
@@ -122,11 +122,9 @@ class Gate:
             for slot, samples in grads.items():
                 tape.observer.normed(slot.name, samples.method)
         scale = tape.scale(sizes.pop())
-        norms = torch.stack([g.square_norms() for g in grads.values()]).sum(dim=0).sqrt() * scale
-        dtypes = [slot.param.dtype for slot in grads]
-        lowest = max([*dtypes, *(g.dtype for g in grads.values())], key=lambda d: torch.finfo(d).eps)
-        norms = norms.to(max((accumulation_dtype(d) for d in dtypes), key=lambda d: torch.finfo(d).bits))
-        factors = bounded_factors(tape.clip, norms, self.group.threshold, lowest) * scale
+        norms, factors = norms_and_factors(
+            list(grads.values()), [slot.param.dtype for slot in grads], tape.clip, self.group.threshold, scale
+        )
         tape.report(self.group.name, norms)
         finite = torch.isfinite(norms)
         if not bool(finite.all()):  # zero times infinity is not zero: such samples must be left out of the products
@@ -140,6 +138,29 @@ class Gate:
         if grads is None:
             return None
         return slot.deliver(grads.weighted_sum(factors).reshape(slot.param.shape))
+
+
+def norms_and_factors(
+    grads: Sequence[PerSample], dtypes: Sequence[torch.dtype], clip: ClipFunction, threshold: float, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Norms ``[B]`` of the gradients of one group, and what to weigh them by.
+
+    Args:
+        grads: of each parameter.
+        dtypes: of each parameter.
+        clip, threshold: the clip function, and R of the group.
+        scale: what the gradients are to be multiplied by; the factors contain it.
+    """
+    squares = torch.stack([g.square_norms() for g in grads]).sum(dim=0, dtype=torch.float64)
+    norms = squares.sqrt() * scale
+    lowest = max([*dtypes, *(g.dtype for g in grads)], key=lambda d: torch.finfo(d).eps)
+    norms = norms.to(max((accumulation_dtype(d) for d in dtypes), key=lambda d: torch.finfo(d).bits))
+    factors = bounded_factors(clip, norms, threshold, lowest) * scale
+    rooms: Tensor | float = 4.0 * torch.finfo(norms.dtype).tiny * len(grads)
+    for g in grads:
+        rooms = rooms + g.square_rooms()
+    room = rooms.sqrt().to(norms.dtype) if isinstance(rooms, Tensor) else rooms**0.5
+    return norms, shortened(factors, norms, room * scale)
 
 
 def in_full_precision(device: torch.device) -> AbstractContextManager[Any]:

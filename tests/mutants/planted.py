@@ -56,10 +56,10 @@ CLIPPING = (
         "tests/test_engine_equality.py",
         (
             "gate.py",
-            "factors = bounded_factors(tape.clip, norms, self.group.threshold, lowest) * scale",
-            "mean = [g.weighted_sum(torch.full_like(norms, 1 / max(1, len(norms)))).square().sum() for g in grads.values()]\n"
-            "        mean = torch.stack(mean).sum().sqrt().to(norms.dtype).expand_as(norms) * scale\n"
-            "        factors = bounded_factors(tape.clip, mean, self.group.threshold, lowest) * scale",
+            "factors = bounded_factors(clip, norms, threshold, lowest) * scale",
+            "mean = [g.weighted_sum(torch.full_like(norms, 1 / max(1, len(norms)))).square().sum() for g in grads]\n"
+            "    mean = torch.stack(mean).sum().sqrt().to(norms.dtype).expand_as(norms) * scale\n"
+            "    factors = bounded_factors(clip, mean, threshold, lowest) * scale",
         ),
     ),
     mutant(
@@ -95,6 +95,55 @@ CLIPPING = (
         "R_m bounds what is really added, rounding included",
         "tests/test_clipping.py",
         ("clipping.py", "capped, 0.0) * (1.0 - _ROUNDING[dtype])", "capped, 0.0)"),
+    ),
+    mutant(
+        "a token's opposite terms added one by one",
+        "R_m bounds what is really added, rounding included",
+        "tests/test_bounds.py",
+        (
+            "persample/lookup.py",
+            "self.g = sums.index_add_(0, first.flatten(), self.g.flatten(0, 1).to(wide)).view(self.g.shape)",
+            "sums.index_add_(0, first.flatten(), self.g.flatten(0, 1).to(wide))\n"
+            "            self._square_norms, self.g = square_sums(sums.view(self.g.shape)), self.g.to(wide)",
+        ),
+        (
+            "persample/lookup.py",
+            "            self._square_norms = square_sums(self.g)",
+            "            self._square_norms = square_sums(self.g) if self._square_norms is None else self._square_norms",
+        ),
+    ),
+    mutant(
+        "no guard against pixels that cancel",
+        "R_m bounds what is really added, rounding included",
+        "tests/test_bounds.py",
+        ("persample/convolution.py", "            self._cancelling = doubtful\n", ""),
+    ),
+    mutant(
+        "norm 0 with factor 1",
+        "a sample without a norm adds nothing",
+        "tests/test_clipping.py",
+        (
+            "clipping.py",
+            "torch.nan_to_num(norms / longest, nan=0.0)",
+            "torch.where(norms > 0, norms / longest, 1.0)",
+        ),
+    ),
+    mutant(
+        "squares that underflow",
+        "norms aren't too small, however small the gradient is",
+        "tests/test_bounds.py",
+        ("gate.py", "return norms, shortened(factors, norms, room * scale)", "return norms, factors"),
+    ),
+    mutant(
+        "samples summed before they are pulled back",
+        "R_m bounds what is really added, rounding included",
+        "tests/test_bounds.py",
+        (
+            "persample/pulled.py",
+            "            return self._pulled_one_by_one.weighted_sum(factors)\n",
+            "            total = self.upstream.weighted_sum(factors).view(self.derived.shape)\n"
+            "            return self._pull(total.to(self.derived.dtype), batched=False).to(total.dtype)\n",
+        ),
     ),
     mutant(
         "a user's clip function believed",
@@ -134,7 +183,11 @@ CLIPPING = (
         "products summed in half precision",
         "R_m bounds what is really added, rounding included",
         "tests/test_precision_sums.py",
-        ("persample/base.py", "return a.to(wide) @ b.to(wide)", "return (a @ b).to(wide)"),
+        (
+            "persample/base.py",
+            "return a.to(wide) @ b.to(wide)",
+            "low = min(a.dtype, b.dtype, key=lambda d: torch.finfo(d).bits)\n    return (a.to(low) @ b.to(low)).to(wide)",
+        ),
     ),
     mutant(
         "sums in half precision before the noise",
