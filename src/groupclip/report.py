@@ -247,6 +247,7 @@ table {{ border-collapse: collapse; }}
 th, td {{ text-align: left; vertical-align: top; padding: .15rem 1.2rem .15rem 0; }}
 table th {{ font-weight: 500; color: #596273; }}
 .numbers th, .numbers td {{ white-space: nowrap; }}
+@media (min-width: 40rem) {{ table th {{ white-space: nowrap; }} }}
 td {{ overflow-wrap: break-word; }}
 .numbers td + td, .numbers th + th {{ text-align: right; font-variant-numeric: tabular-nums; }}
 </style>
