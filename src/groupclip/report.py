@@ -72,7 +72,8 @@ def html_report(run: RunReport) -> str:
         "<h2>Course</h2>",
         *_course(run),
         "<p>Held-out records are treated as public: the guarantee doesn't cover them. They were evaluated at steps fixed "
-        "beforehand.</p>",
+        "beforehand. What the same model reaches without privacy is a figure of the training records without noise, so it isn't "
+        "here: <code>groupclip train --config run.yaml --no-privacy</code> trains such a baseline, without any guarantee.</p>",
         *_norms(run),
         "<h2>Groups</h2>",
         *_bars(run),
