@@ -157,6 +157,9 @@ def compiled(model: nn.Module) -> bool:
     return False
 
 
+_CALL = nn.Module._wrapped_call_impl.__code__
+
+
 class Entrance:
     """Stands where torch keeps a module's compiled call, which copies and pickles of the module leave out."""
 
@@ -166,10 +169,22 @@ class Entrance:
         model._compiled_call_impl = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        model, forward = self._model(), self._forward()
-        assert model is not None
-        inner = model._call_impl if self.before is None else self.before
+        forward = self._forward()
+        inner = self._called()._call_impl if self.before is None else self.before
         return inner(*args, **kwargs) if forward is None else forward.call(inner, args, kwargs)
+
+    def _called(self) -> nn.Module:
+        """The module whose call this is: replicas and shallow copies carry all that the model does, this too."""
+        frame = sys._getframe(2)
+        while frame is not None:
+            if frame.f_code is _CALL:
+                module = frame.f_locals["self"]
+                if module.__dict__.get("_compiled_call_impl") is self:
+                    return module
+            frame = frame.f_back
+        model = self._model()
+        assert model is not None
+        return model
 
     def remove(self) -> None:
         model = self._model()
