@@ -108,13 +108,16 @@ def compare(passes: Sequence[Marks], handed: HandedOut, before: Sequence[HandedO
         before: of logical batches before it, whose samples may have come in the place of its own.
     """
     called = _together(passes)
+    places = handed.places_of({p.kind for p in passes})
+    if any(called == handed.counted(place) for place in places):
+        return Likeness.SAME
     units = handed.units.union(*(h.units for h in before))
-    for place in handed.places_of({p.kind for p in passes}):
+    for place in places:
         own = handed.counted(place)
         known = set(own).union(*(h.counted(place) for h in before))
         told_apart = len(known) >= _DISTINCT * len(units) and own.total() >= _FEW
         if told_apart and called.total() == own.total() and known.issuperset(called):
-            return Likeness.SAME if called == own else Likeness.OTHER
+            return Likeness.OTHER
     return Likeness.UNKNOWN
 
 
