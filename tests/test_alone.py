@@ -11,7 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from apart import Clipped, Runs, attached, by_engine, copied, differing, drawn, linear, losses_of, single_samples, squares
+from apart import (
+    Clipped,
+    Runs,
+    attached,
+    by_engine,
+    copied,
+    differing,
+    drawn,
+    linear,
+    losses_of,
+    single_samples,
+    squares,
+)
 from arrangements import ARRANGEMENTS, LAYERS, Arrangement, Layer
 
 NAMED = {a.name: a for a in ARRANGEMENTS}

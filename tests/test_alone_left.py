@@ -16,7 +16,20 @@ from torch import Tensor, nn
 from torch._C import _functorch as functorch  # pyright: ignore[reportAttributeAccessIssue]
 
 import groupclip as gc
-from apart import REFUSALS, Runs, attached, by_engine, copied, differing, drawn, linear, losses_of, single_samples, squares, wrong
+from apart import (
+    REFUSALS,
+    Runs,
+    attached,
+    by_engine,
+    copied,
+    differing,
+    drawn,
+    linear,
+    losses_of,
+    single_samples,
+    squares,
+    wrong,
+)
 
 X = drawn(6, 3, 5)
 

@@ -19,6 +19,7 @@ from groupclip.clipping import (
     Global,
     bounded_factors,
     clip_function,
+    shortened,
 )
 from groupclip.norms import accumulation_dtype
 from groupclip.persample.outer import Outer
@@ -132,6 +133,38 @@ def test_a_careless_function_is_held_to_the_bound() -> None:
     got = bounded_factors(clip, norms, R, torch.float64)
     # Two capped at R / norm; a NaN, a negative one, an infinite one at norm zero dropped; one as it is.
     assert got.tolist() == [2.0, 0.5, 0.0, 0.0, 0.0, 0.1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_norm_of_zero_has_the_factor_zero(name: str) -> None:
+    """There may be terms that cancel, or squares that are too small; and a sample that isn't there stays away."""
+    norms = torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64)
+    factors = bounded_factors(clip_function(name), norms, R, torch.float64)
+    for room in (0.0, 1e-19, torch.tensor([0.0, 1e-19, 1e-19], dtype=torch.float64)):
+        got = shortened(factors, norms, room)
+        assert got[:2].tolist() == [0.0, 0.0]
+        assert got[2].item() == pytest.approx(factors[2].item(), rel=1e-14)
+
+
+@settings(max_examples=200)
+@given(st.sampled_from(NAMES), st.floats(0.0, 2.0**512), st.floats(0.0, 2.0**500), st.sampled_from(DTYPES[:2]))
+@example("flat-normalised", 1e-25, 1e-19, torch.float32)
+def test_what_norms_may_lack_is_counted(name: str, norm: float, room: float, dtype: torch.dtype) -> None:
+    """Whatever lies between the norm and the norm with its room stays below the threshold."""
+    norms = torch.tensor([norm], dtype=dtype)
+    factors = shortened(bounded_factors(clip_function(name), norms, R, dtype), norms, room)
+    assert torch.isfinite(factors).all() and (factors >= 0).all()
+    if math.isfinite(norms.item()):
+        longest = Fraction(norms.item()) + Fraction(room)
+        assert longest * Fraction(factors.item()) <= Fraction(R) * (1 + Fraction(1, 10**13))
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2])
+def test_a_factor_without_all_its_bits_is_zero(dtype: torch.dtype) -> None:
+    """Rounded up, 1.6e-45 would be 2.8e-45."""
+    tiny = torch.finfo(dtype).tiny
+    got = shortened(torch.tensor([tiny / 2, tiny * 4], dtype=dtype), torch.ones(2, dtype=dtype), 0.0)
+    assert got[0] == 0 and got[1] > 0
 
 
 def kept(gradients: Tensor, factors: Tensor) -> Tensor:

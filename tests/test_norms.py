@@ -87,7 +87,7 @@ def test_gram_norms_are_those_of_the_gradient(dtype: torch.dtype) -> None:
         torch.randn(4, 6, 5, generator=generator, dtype=dtype),
         torch.randn(4, 6, 3, generator=generator, dtype=dtype),
     )
-    squares, ratio = gram_square_sums(a, g)
+    squares, ratio, _ = gram_square_sums(a, g)
     exact = torch.bmm(g.double().mT, a.double()).square().sum((1, 2))
     assert relative_error(squares, exact) < (1e-13 if dtype == torch.float64 else 1e-5)
     assert ((ratio > 0) & (ratio <= 1 + 1e-6)).all()
@@ -97,7 +97,7 @@ def test_half_precision_gram_norms_are_widened() -> None:
     """With entries in bfloat16 the products would be wrong by their own size, even negative."""
     generator = torch.Generator().manual_seed(1)
     a, g = (torch.randn(8, 64, 16, generator=generator).bfloat16() for _ in range(2))
-    squares, _ = gram_square_sums(a, g)
+    squares, _, _ = gram_square_sums(a, g)
     exact = torch.bmm(g.double().mT, a.double()).square().sum((1, 2))
     assert squares.dtype == torch.float32 and relative_error(squares, exact) < 1e-4
 
@@ -106,12 +106,12 @@ def test_cancellation_is_told() -> None:
     """Two positions whose gradients are nearly opposite: the ratio says that little is left."""
     a = torch.tensor([[[1.0, 0.0], [1.0, 1e-5]], [[1.0, 0.0], [1.0, 0.0]]])
     g = torch.tensor([[[1.0], [-1.0]], [[1.0], [1.0]]])
-    _, ratio = gram_square_sums(a, g)
+    _, ratio, _ = gram_square_sums(a, g)
     assert ratio[0] < CANCELLATION < ratio[1]
 
 
 def test_a_zero_gradient_is_no_cancellation() -> None:
-    squares, ratio = gram_square_sums(torch.zeros(1, 3, 2), torch.randn(1, 3, 2))
+    squares, ratio, _ = gram_square_sums(torch.zeros(1, 3, 2), torch.randn(1, 3, 2))
     assert squares.item() == 0 and ratio.item() == 1
 
 

@@ -67,6 +67,50 @@ def test_zero_grad_gives_a_logical_batch_up(set_to_none: bool) -> None:
     optimizer.step()
 
 
+class Listening:
+    """A source of noise that adds none, and keeps what it was given."""
+
+    secure = True
+
+    def __init__(self) -> None:
+        self.sums: list[Tensor] = []
+
+    def add_(self, tensor: Tensor, std: float) -> None:
+        self.sums.append(tensor.detach().double().flatten().clone())
+
+
+GIVE_UP: dict[str, Callable[[nn.Module, torch.optim.Optimizer, gc.Engine], object]] = {
+    "zero_grad(set_to_none=False)": lambda m, o, e: o.zero_grad(set_to_none=False),
+    "zero_grad(set_to_none=True)": lambda m, o, e: o.zero_grad(set_to_none=True),
+    "model.zero_grad(False)": lambda m, o, e: m.zero_grad(set_to_none=False),
+    "zeroed in place": lambda m, o, e: [p.grad.zero_() for p in m.parameters()],  # type: ignore[union-attr]
+    "zeros in its place": lambda m, o, e: [setattr(p, "grad", torch.zeros_like(p.grad)) for p in m.parameters()],  # type: ignore[arg-type]
+    "engine.discard": lambda m, o, e: e.discard(),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("then", ["an empty batch", "another batch"])
+@pytest.mark.parametrize("way", GIVE_UP)
+def test_nothing_of_a_batch_that_was_given_up_is_released(way: str, then: str, dtype: torch.dtype) -> None:
+    """Half-precision parameters have a sum beside ``p.grad``, which ``zero_grad`` doesn't know of."""
+
+    def released(give_up: bool) -> list[Tensor]:
+        noise = Listening()
+        model, optimizer, engine = attached(ENTRY.model(dtype), noise=noise)
+        if give_up:
+            engine.backward(ENTRY.losses(model, ENTRY.batch(6, dtype)))
+            GIVE_UP[way](model, optimizer, engine)
+        if then == "another batch":
+            engine.backward(ENTRY.losses(model, ENTRY.batch(3, dtype, seed=5)))
+        optimizer.step()
+        return noise.sums
+
+    for got, want in zip(released(True), released(False), strict=True):
+        assert torch.equal(got, want)
+        assert bool(want.any()) == (then == "another batch")
+
+
 @pytest.mark.parametrize("where", ["before each", "after each", "discard"])
 def test_what_is_given_up_is_no_part_of_a_whole_batch(where: str, caplog: pytest.LogCaptureFixture) -> None:
     """``zero_grad`` between micro-batches leaves the last of them, and which samples these are depends on all others."""
@@ -358,3 +402,101 @@ def test_a_backward_pass_of_ones_own_that_fails_half_way(reduction: str) -> None
         go()
     optimizer.zero_grad()
     go()
+
+
+# ------------------------------------------------------------------ batches that are left out, repeated or replaced
+
+
+def loop(habit: str, reduction: str = "none", microbatch: int = 4) -> gc.Engine:
+    """A training of 6 steps with a habit of the user's."""
+    mechanism = gc.Mechanism(dataset_size=200, expected_batch_size=20, steps=6, noise_multiplier=1.0)
+    model, optimizer, engine = attached(mechanism=mechanism, loss_reduction=reduction)
+    assert engine.ledger is not None
+    data = torch.utils.data.TensorDataset(*ENTRY.batch(mechanism.dataset_size))
+
+    def back(part: list[Tensor]) -> None:
+        losses = ENTRY.losses(model, tuple(part))
+        engine.backward(losses) if reduction == "none" else losses.mean().backward()
+
+    batches = iter(gc.poisson_batches(data, mechanism, microbatch=microbatch))
+    while (batch := next(batches, None)) is not None:
+        parts = list(batch)
+        assert len(parts) > 1
+        if habit == "begun anew" and engine.ledger.steps == 2:
+            batches, habit = iter(gc.poisson_batches(data, mechanism, microbatch, start=2)), ""
+            continue
+        if habit == "again":
+            back(parts[0])
+            engine.discard()
+            parts = list(batch.again(2))
+        if habit == "begun anew in smaller parts":
+            back(parts[0])
+            engine.discard()
+            batches = iter(gc.poisson_batches(data, mechanism, 2, start=engine.ledger.steps))
+            habit, parts = "", list(next(batches))
+        if habit == "one twice":
+            parts[1] = parts[0] if len(parts[1]) == len(parts[0]) else parts[1]
+        if habit == "over two batches" and engine.ledger.steps == 2:
+            habit = ""
+            parts += list(next(batches))
+        if habit == "reordered":
+            parts.reverse()
+        for part in parts:
+            back(part)
+            if habit == "looked at twice":
+                ENTRY.losses(model, tuple(part))
+        optimizer.step()
+        optimizer.zero_grad()
+    return engine
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+@pytest.mark.parametrize("habit", ["begun anew", "begun anew in smaller parts", "one twice", "over two batches"])
+def test_habits_that_choose_samples_are_the_users_own_sampling(
+    habit: str, reduction: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = loop(habit, reduction)
+    assert engine.ledger is not None and engine.ledger.steps_by_sampler["user"] >= 1
+    assert caplog.text.count("was not on exactly one whole logical batch") == 1
+    with pytest.raises(PrivacyViolation, match="sampling_vouched_by_user=True"):
+        engine.epsilon(delta=1e-5)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+@pytest.mark.parametrize("habit", ["", "again", "reordered", "looked at twice"])
+def test_habits_that_choose_nothing_are_claimed(habit: str, reduction: str) -> None:
+    engine = loop(habit, reduction)
+    assert engine.ledger is not None and engine.ledger.sampling == "groupclip"
+
+
+def test_a_backward_pass_that_failed_can_be_made_again() -> None:
+    """It ran out of memory half-way, in the first micro-batch: what it clipped isn't counted twice."""
+
+    class Fragile(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lower, self.upper, self.fails = nn.Linear(5, 4), nn.Linear(4, 3), False
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = torch.tanh(self.lower(x))
+            if self.fails:
+                h.register_hook(self.fail)
+            return self.upper(h).square().sum(1)
+
+        def fail(self, grad: Tensor) -> None:
+            raise RuntimeError("out of memory")
+
+    mechanism = gc.Mechanism(dataset_size=40, expected_batch_size=20, steps=4, noise_multiplier=1.0)
+    model, optimizer, engine = attached(Fragile(), mechanism=mechanism)
+    data = torch.utils.data.TensorDataset(torch.randn(40, 5))
+    for logical in gc.poisson_batches(data, mechanism, microbatch=40):
+        for (x,) in logical:
+            model.fails = True  # type: ignore[assignment]
+            with pytest.raises(RuntimeError, match="out of memory"):
+                engine.backward(model(x))
+            model.fails = False  # type: ignore[assignment]
+            for half in x.split(10):
+                engine.backward(model(half))
+        optimizer.step()
+        optimizer.zero_grad()
+    assert engine.ledger is not None and engine.ledger.sampling == "groupclip"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ import groupclip as gc
 from check_attached import ENTRY, attached, plan
 from check_engine import CORE, ENTRIES, Clipped, case, faults, gradients, grouped
 from groupclip.errors import GroupClipError, PrivacyViolation, UnsupportedOperation
+from oracle import clipped_sum
 
 # ------------------------------------------------------------------ saved tensors
 
@@ -311,3 +313,58 @@ def test_the_unclipped_way_through_a_custom_function_stays_closed() -> None:
     with pytest.raises(GroupClipError, match=r"'a\.weight' that was not clipped"):
         engine.backward(model(torch.randn(4, 5)))
     assert model.a.weight.grad is None
+
+
+# ------------------------------------------------------------------ ends that no hook sees
+
+
+class Stops(nn.Module):
+    """Raises what it is told to, in the midst of a pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lower, self.upper = nn.Linear(5, 4), nn.Linear(4, 3)
+        self.error: BaseException | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.lower(x))
+        if self.error is not None:
+            raise self.error
+        return self.upper(h.flip(0).flip(0)).square().sum(1)
+
+
+def modes() -> tuple[int, int]:
+    """How many modes are on torch's stacks."""
+    return torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
+
+
+@pytest.mark.parametrize("when", ["in the first pass", "later", "without gradients"])
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), SystemExit(1), GeneratorExit(), RuntimeError("no luck")], ids=repr
+)
+def test_a_pass_that_is_broken_off_leaves_nothing_behind(error: BaseException, when: str) -> None:
+    """Also while the error, and so the frames of the pass, are kept (as in a notebook)."""
+    torch.manual_seed(0)
+    model = Stops().double()
+    twin = copy.deepcopy(model)
+    batch = torch.randn(6, 5, dtype=torch.float64)
+    groups = {"all": [name for name, _ in twin.named_parameters()]}
+    want = clipped_sum(twin, lambda m, b: m(*b), (batch,), groups, "abadi", {"all": 0.1})
+    engine = gc.attach(model, None, "all-layer", None, clip="abadi", thresholds=0.1)
+    if when != "in the first pass":
+        engine.backward(model(batch))
+        engine.discard()
+    before = modes()
+    for _ in range(3):
+        model.error = error
+        with pytest.raises(type(error)) as kept, torch.set_grad_enabled(when != "without gradients"):
+            model(batch)
+        assert modes() == before and kept.value is error
+        model.error = None
+        engine.backward(model(batch))
+        assert modes() == before
+        for name, gradient in gradients(model).items():
+            torch.testing.assert_close(gradient, want.sums[name], rtol=1e-10, atol=1e-12)
+        engine.discard()
+    engine.detach()
+    assert "_compiled_call_impl" not in vars(model) and modes() == before

@@ -19,9 +19,10 @@ from torch.utils.data import TensorDataset
 
 import groupclip
 from groupclip import sampling, workers
+from groupclip.claims import Owner
 from groupclip.mechanism import Mechanism
 from groupclip.reading import Fetch
-from groupclip.sampling import claim, logical_batches, poisson_batches
+from groupclip.sampling import logical_batches, poisson_batches
 
 KEY = bytes(range(32))
 PLAN = Mechanism(dataset_size=200, expected_batch_size=20, steps=5)
@@ -165,10 +166,12 @@ def test_batches_read_in_part_late_or_in_another_order(monkeypatch):
     monkeypatch.setattr(sampling, "new_key", lambda: KEY)
     expected = contents(poisson_batches(list(range(200)), PLAN, 5, key=KEY))
     assert min(map(len, expected)) > 1  # of this key
+    engine = Owner(PLAN)
     run = iter(poisson_batches(list(range(200)), PLAN, 5, num_workers=1))
     first = next(run)
     assert same(list(itertools.islice(first, 1)), expected[0][:1])
-    assert not claim(PLAN, 1, sum(map(len, expected[0])))
+    assert not engine.claim(sum(map(len, expected[0])))
+    assert same(list(first.again(3)), [piece for part in expected[0] for piece in part.split(3)])
     second, third = next(run), next(run)
     assert same(list(third), expected[2])
     assert same(list(second), expected[1])

@@ -100,7 +100,9 @@ class Alone:
             published.leave([(part, kept) for part, (_, kept) in done])
         return outputs
 
-    def _together(self, function: Function, inputs: Inputs, rows: list[int] | None, published: Published) -> tuple[Part, Any]:
+    def _together(
+        self, function: Function, inputs: Inputs, rows: list[int] | None, published: Published
+    ) -> tuple[Part, Any]:
         size = max(1, inputs.batch) if rows is None else len(rows)
         with side_by_side(size) as level:
             index = None if rows is None else torch.tensor(rows)
@@ -136,7 +138,9 @@ class Alone:
                 try:
                     outputs = function(*args, **kwargs)
                 except Exception as error:
-                    error.add_note("(groupclip runs every sample by itself, as a batch of one: this came of one sample)")
+                    error.add_note(
+                        "(groupclip runs every sample by itself, as a batch of one: this came of one sample)"
+                    )
                     raise
                 done.append((part, self._took(part, outputs, published)))
             published.compare()
@@ -146,8 +150,13 @@ class Alone:
     def _took(self, part: Part, outputs: Any, published: Published) -> tuple[Any, Any]:
         """The outputs, and what the pass left on the modules, with the samples in front."""
         with natively(), self._tape.on(part):
+
             def spread_private(value: Tensor) -> Tensor | None:
-                if isinstance(value, PrivateTensor) and value.requires_grad and (value.dim() == 0 or value.shape[0] == 1):
+                if (
+                    isinstance(value, PrivateTensor)
+                    and value.requires_grad
+                    and (value.dim() == 0 or value.shape[0] == 1)
+                ):
                     return spread(part, value)
                 return None
 

@@ -46,7 +46,9 @@ class Arrangement:
             return [0] * len(leaves)
         if len(found) != len(leaves):
             return [0] * len(leaves)
-        return [0 if one is None else _dimension(one.shape, both.shape) for one, both in zip(leaves, found, strict=True)]
+        return [
+            0 if one is None else _dimension(one.shape, both.shape) for one, both in zip(leaves, found, strict=True)
+        ]
 
 
 def _dimension(one: torch.Size, both: torch.Size) -> int:
@@ -57,4 +59,3 @@ def _dimension(one: torch.Size, both: torch.Size) -> int:
     if len(grown) == 1 and one[grown[0]] == 1 and both[grown[0]] == 2:
         return grown[0]
     return 0
-

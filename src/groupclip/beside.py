@@ -101,7 +101,9 @@ def settled(tape: Tape, losses: Tensor) -> Tensor:
     tape.probing = True
     try:
         rows = [
-            torch.autograd.grad(loss, leaves, retain_graph=True, allow_unused=True) if loss.requires_grad else [None] * len(leaves)
+            torch.autograd.grad(loss, leaves, retain_graph=True, allow_unused=True)
+            if loss.requires_grad
+            else [None] * len(leaves)
             for loss in losses.unbind()
         ]
     finally:

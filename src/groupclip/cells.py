@@ -43,7 +43,9 @@ def cells_of(booked: Mapping[Hashable, Sequence[tuple[Part, PerSample]]]) -> lis
         for batch in dict.fromkeys(part.batch for part in parts.values()):
             uses = {key: [g for part, g in found if part.batch == batch] for key, found in booked.items()}
             if not batch:  # nobody's numbers stood in (:meth:`groupclip.inputs.Inputs.of`)
-                uses = {key: [g.select(torch.tensor([], dtype=torch.long)) for g in found] for key, found in uses.items()}
+                uses = {
+                    key: [g.select(torch.tensor([], dtype=torch.long)) for g in found] for key, found in uses.items()
+                }
             cells.append(Cell(batch, None, {key: g for key, g in uses.items() if g}))
         return cells
     cells = []
@@ -57,7 +59,11 @@ def cells_of(booked: Mapping[Hashable, Sequence[tuple[Part, PerSample]]]) -> lis
                 members.setdefault(signature, []).append(row)
         for rows in members.values():
             uses = {
-                key: [_of(rows, places[id(part)], g) for part, g in found if id(part) in same and rows[0] in places[id(part)]]
+                key: [
+                    _of(rows, places[id(part)], g)
+                    for part, g in found
+                    if id(part) in same and rows[0] in places[id(part)]
+                ]
                 for key, found in booked.items()
             }
             cells.append(Cell(batch, torch.tensor(rows), {key: g for key, g in uses.items() if g}))

@@ -111,3 +111,22 @@ def bounded_factors(clip: ClipFunction, norms: Tensor, threshold: float, dtype: 
     # The function may be the user's own: the bound is enforced here, where the noise relies on it.
     capped = torch.minimum(raw, threshold / norms).clamp(min=0.0)
     return torch.where(torch.isfinite(norms) & torch.isfinite(capped), capped, 0.0) * (1.0 - _ROUNDING[dtype])
+
+
+#: What the last roundings of a factor and a norm amount to in float64, where factors aren't shortened otherwise.
+_LAST = 2.0**-47
+
+
+def shortened(factors: Tensor, norms: Tensor, room: Tensor | float) -> Tensor:
+    """Factors ``[B]`` for gradients that may be longer than their norms say: ``norm / (norm + room)`` of them.
+
+    A sample whose norm is zero gets the factor zero. So does one whose factor is too small for its dtype to have all its bits.
+
+    Args:
+        factors: ``[B]``, for the norms.
+        norms: ``[B]`` as they were measured.
+        room: by how much norms may be too small, ``[B]`` or for all: what rounding and underflow may have taken off.
+    """
+    longest = norms * (1 + _LAST) + room
+    held = factors * torch.nan_to_num(norms / longest, nan=0.0)
+    return torch.nn.functional.threshold(held, torch.finfo(held.dtype).tiny, 0.0)

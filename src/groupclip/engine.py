@@ -7,6 +7,7 @@ noise and the division by the expected batch size come once per logical step, in
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,9 @@ from . import rules as rules  # registers every rule
 from .admission import check_caller, check_coverage, check_loss_scale, check_losses, refuse_batch_statistics
 from .batch import tensors_in
 from .beside import settled, use_beside
+from .bystanders import Bystanders
 from .clipping import ClipFunction
+from .earlier import Training, earlier_trainings
 from .errors import CoverageError, GroupClipError, PrivacyViolation
 from .forward import Entrance, Forward, Passed, shapes_of
 from .gate import Group, Slot
@@ -33,7 +36,7 @@ from .mechanism import Mechanism
 from .noise import KEY_GIVEN, InsecureNoise, NoiseSource, SecureNoise
 from .operands import PrivateParameter, PrivateTensor
 from .partition import Partition
-from .step import Bystanders, PrivateStep
+from .step import PrivateStep
 from .tape import LossReduction, Tape
 from .thresholds import ReadOnly
 from .uncompiled import keep_uncompiled
@@ -41,6 +44,8 @@ from .uncompiled import keep_uncompiled
 if TYPE_CHECKING:
     from .statement import PrivacyRecord
 
+
+_log = logging.getLogger("groupclip")
 
 #: What clipping, noise and the statement were made from when the engine was attached.
 _FACTS = frozenset({"partition", "clip", "thresholds", "mechanism", "noise", "ledger"})
@@ -53,7 +58,8 @@ class Engine:
         if name in _FACTS and name in self.__dict__:
             raise AttributeError(
                 f"engine.{name} can't be changed: the gates and the noise were made from it, so the statement would tell of a "
-                "run that isn't this one. Detach the engine and attach again"
+                "run that isn't this one. Detach the engine and attach again: what was spent stays spent, and the next statement "
+                "tells it"
             )
         super().__setattr__(name, value)
 
@@ -68,6 +74,7 @@ class Engine:
         keep_uncompiled()
         self.ledger = None if mechanism is None else Ledger(mechanism)
         self._unsafe: set[str] = set()
+        before = earlier_trainings(p for p in model.parameters() if p.requires_grad)
         # of all steps, those before a resume included
         self._secure, self._hardened = noise.secure, amounts.rounding > 0
         self._foreign = _vouched_for(noise)
@@ -77,9 +84,16 @@ class Engine:
         self._tape = Tape(self.clip, loss_reduction, self._clipped)
         self._groups = self._open_groups({n: p for n, p in model.named_parameters() if p.requires_grad})
         self._slots = [slot for group in self._groups for slot in group.slots]
+        self._training = None if self.ledger is None else Training(self._slots, self.ledger, before)
+        if self._training is not None and before:
+            _log.warning(
+                "these weights were trained before, by another engine of this process: engine.epsilon() is of this engine's steps "
+                "alone. The statement tells both, and what they amount to together"
+            )
         self._step = PrivateStep(
             self._slots, self.ledger, self.noise, self._amounts, self._show_plain, self._show_private
         )
+        self._tape.told = self._step.called
         self._forward = Forward(model, self._tape, self._show_private, noise_to_come=mechanism is not None)
         self._entrance = Entrance(model, self._forward)
         self._handles = self._hook(model, optimizer)
@@ -143,7 +157,7 @@ class Engine:
             check_loss_scale(loss_scale, losses.dtype)
             self._step.check_accumulation()
             held = [slot.param.grad is not None for slot in self._slots]
-        counted = self._amounts.counted()
+        counted, seen = self._amounts.counted(), self._step.seen()
         self._norms.clear()
         try:
             with self._tape.permit(len(losses), loss_scale):
@@ -157,12 +171,14 @@ class Engine:
                 )
             with torch._C.DisableTorchFunctionSubclass():
                 self._step.check_landed()
+            self._step.passed()
         except BaseException as error:
             for slot, had in zip(self._slots, held, strict=True):
                 slot.forget_delivery()
                 if not had:
                     slot.param.grad = slot.wide = None
             self._amounts.recount(counted)
+            self._step.back_to(seen)
             if any(held):
                 self._step.broke()
             if isinstance(error, RuntimeError) and "backward through the graph a second time" in str(error):
@@ -232,6 +248,7 @@ class Engine:
             )
         with self._tape.forward_pass():
             self._tape.begin_forward(tensors[0].shape[0], shapes_of(inputs))
+            self._tape.tell(inputs)
             yield
 
     # ------------------------------------------------------------------ privacy
@@ -274,6 +291,7 @@ class Engine:
             clip=self.clip.name, secure_noise=self._secure, unsafe=sorted(self._unsafe),
             other_releases=self._amounts.other_releases, rounding=self._amounts.rounding if self._hardened else 0.0,
             sampling_vouched_by_user=sampling_vouched_by_user, foreign_noise=self._foreign,
+            earlier=() if self._training is None else self._training.before,
         )  # fmt: skip
 
     def statement(self, *, delta: float, sampling_vouched_by_user: bool = False) -> str:
@@ -329,6 +347,7 @@ class Engine:
             "clip": repr(self.clip),
             "unsafe": sorted(self._unsafe),
             "noise": {"secure": self._secure, "hardened": self._hardened, "foreign": self._foreign},
+            "earlier": [] if self._training is None else [e.to_dict() for e in self._training.before],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -338,7 +357,8 @@ class Engine:
             PrivacyViolation: the state is of another plan, partition, clip function, or other thresholds.
             ValueError: not the state of an engine.
         """
-        if not isinstance(state, Mapping) or set(state) != set(self.state_dict()):
+        # states of older versions tell of no earlier training
+        if not isinstance(state, Mapping) or set(state) | {"earlier"} != set(self.state_dict()):
             found = sorted(state) if isinstance(state, Mapping) else type(state).__name__
             raise ValueError(
                 f"not the state of an engine: {found}, and not {sorted(self.state_dict())}; pass what engine.state_dict() returned"
@@ -369,6 +389,9 @@ class Engine:
                     "key of that run, its noise comes a second time, and can be subtracted. Attach without noise=, for a fresh key"
                 )
             self.ledger.load_state_dict(state["ledger"])
+            self._step.resumed(self.ledger.steps)
+            if self._training is not None:
+                self._training.loaded(state.get("earlier", ()))
         self._amounts.load(state["thresholds"])
         for group in self._groups:
             group.threshold = self.thresholds[group.name]
@@ -383,11 +406,15 @@ class Engine:
     def detach(self) -> None:
         """Make the model and the optimizer what they were: plain parameters, no hooks. Gradients are cleared.
 
-        Gradients that were clipped but not yet stepped have no noise, so they don't outlive the engine.
+        What was spent stays spent: the statement of an engine that is attached to these weights later, or to copies of them, tells
+        it, in this process. Gradients that were clipped but not yet stepped have no noise, so they don't outlive the engine.
         """
         if not self._attached:
             return
         self._attached = False
+        self._step.leave()
+        if self._training is not None:
+            self._training.end()
         self._entrance.close()
         for handle in self._handles:
             handle.remove()

@@ -35,10 +35,11 @@ class Forward:
         self._alone = Alone(model, tape, noise_to_come=noise_to_come)
         self._roles, self._arrangement = Roles(), Arrangement(self._probe)
 
-    def call(self, inner: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call of the model; ``inner`` is what it would have been without the engine."""
+    def call(self, module: nn.Module, inner: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call of the model, or of a copy that carries its entrance; ``inner`` is what it would have been without the engine."""
         if not torch.is_grad_enabled() or self._tape.part is not None:
             return inner(*args, **kwargs)
+        check_caller(module)
         return self.record(inner, args, kwargs)
 
     def record(self, inner: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -52,6 +53,7 @@ class Forward:
         with self._tape.forward_pass():
             inputs = self._roles.read(args, kwargs, self._probe)
             self._tape.begin_forward(inputs.batch, shapes_of((args, kwargs)))
+            self._tape.tell((args, kwargs))
             return self._run(inner, inputs, self._arrangement)
 
     def per_sample(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -68,6 +70,7 @@ class Forward:
         check_coverage(self._model)
         with self._tape.forward_pass():
             self._tape.begin_forward(lengths[0], shapes_of(args))
+            self._tape.tell(args)
             return self._run(function, Inputs(args, {}, frozenset(map(id, tensors)), lengths[0]))
 
     def _run(self, function: Callable[..., Any], inputs: Inputs, arrangement: Arrangement | None = None) -> Any:
@@ -109,6 +112,9 @@ def shapes_of(inputs: Any) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(t.shape) for t in tensors_in(inputs) if t.dim() > 0)
 
 
+_CALL = nn.Module._wrapped_call_impl.__code__
+
+
 class Entrance:
     """Stands where torch keeps a module's compiled call, so that calls of the attached model come here first.
 
@@ -120,10 +126,22 @@ class Entrance:
         self.before = model.__dict__.get("_compiled_call_impl")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        model, forward = self._model(), self._forward()
+        forward, module = self._forward(), self._called()
+        inner = self.before if self.before is not None else module._call_impl
+        return inner(*args, **kwargs) if forward is None else forward.call(module, inner, args, kwargs)
+
+    def _called(self) -> nn.Module:
+        """The module whose call this is: replicas and shallow copies carry all that the model does, this too."""
+        frame = sys._getframe(2)
+        while frame is not None:
+            if frame.f_code is _CALL:
+                module = frame.f_locals["self"]
+                if module.__dict__.get("_compiled_call_impl") is self:
+                    return module
+            frame = frame.f_back
+        model = self._model()
         assert model is not None
-        inner = self.before if self.before is not None else model._call_impl
-        return inner(*args, **kwargs) if forward is None else forward.call(inner, args, kwargs)
+        return model
 
     def open(self) -> None:
         """Let calls of the model come here."""

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .cells import cells_of
-from .clipping import bounded_factors
+from .clipping import ClipFunction, bounded_factors, shortened
 from .errors import GroupClipError, PrivacyViolation
 from .guard import Slot
 from .norms import accumulation_dtype
@@ -134,25 +134,18 @@ class Gate:
             if tape.observer is not None:
                 for slot, samples in grads.items():
                     tape.observer.normed(slot.name, samples.method)
-            found = self._norms(grads) * scale
+            found, factors = norms_and_factors(
+                list(grads.values()), [slot.param.dtype for slot in grads], tape.clip, self.group.threshold, scale
+            )
             norms.append(found if cell.rows is None else cell.placed(found))
-            for slot, total in self._clipped(grads, found, scale).items():
+            for slot, total in self._clipped(grads, found, factors).items():
                 totals[slot] = total if slot not in totals else totals[slot] + total
         tape.report(self.group.name, norms[0] if len(norms) == 1 else torch.stack(norms).sum(dim=0))
         return [self._deliver(slot, totals.pop(slot, None)) for slot in self.group.slots]
 
-    def _norms(self, grads: dict[Slot, PerSample]) -> Tensor:
-        """Of each sample's gradient of the group."""
-        norms = torch.stack([g.square_norms() for g in grads.values()]).sum(dim=0).sqrt()
-        return norms.to(
-            max((accumulation_dtype(slot.param.dtype) for slot in grads), key=lambda d: torch.finfo(d).bits)
-        )
-
-    def _clipped(self, grads: dict[Slot, PerSample], norms: Tensor, scale: float) -> dict[Slot, Tensor]:
+    @staticmethod
+    def _clipped(grads: dict[Slot, PerSample], norms: Tensor, factors: Tensor) -> dict[Slot, Tensor]:
         """The sums of clipped gradients, in the parameters' shapes."""
-        dtypes = [*(slot.param.dtype for slot in grads), *(g.dtype for g in grads.values())]
-        lowest = max(dtypes, key=lambda d: torch.finfo(d).eps)
-        factors = bounded_factors(self.group.tape.clip, norms, self.group.threshold, lowest) * scale
         finite = torch.isfinite(norms)
         if not bool(finite.all()):  # zero times infinity is not zero: such samples must be left out of the products
             keep = finite.nonzero().flatten()
@@ -168,7 +161,30 @@ class Gate:
         return None if total is None else slot.deliver(total)
 
 
-class below:  # noqa: N801  (as torch's own contexts)
+def norms_and_factors(
+    grads: Sequence[PerSample], dtypes: Sequence[torch.dtype], clip: ClipFunction, threshold: float, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Norms ``[B]`` of the gradients of one group, and what to weigh them by.
+
+    Args:
+        grads: of each parameter.
+        dtypes: of each parameter.
+        clip, threshold: the clip function, and R of the group.
+        scale: what the gradients are to be multiplied by; the factors contain it.
+    """
+    squares = torch.stack([g.square_norms() for g in grads]).sum(dim=0, dtype=torch.float64)
+    norms = squares.sqrt() * scale
+    lowest = max([*dtypes, *(g.dtype for g in grads)], key=lambda d: torch.finfo(d).eps)
+    norms = norms.to(max((accumulation_dtype(d) for d in dtypes), key=lambda d: torch.finfo(d).bits))
+    factors = bounded_factors(clip, norms, threshold, lowest) * scale
+    rooms: Tensor | float = 4.0 * torch.finfo(norms.dtype).tiny * len(grads)
+    for g in grads:
+        rooms = rooms + g.square_rooms()
+    room = rooms.sqrt().to(norms.dtype) if isinstance(rooms, Tensor) else rooms**0.5
+    return norms, shortened(factors, norms, room * scale)
+
+
+class below:
     """Inside, in a backward pass: plain tensors below every transform, and full precision.
 
     A backward pass may run inside autocast, which would compute norms from half-precision products.

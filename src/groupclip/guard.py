@@ -133,6 +133,15 @@ class Slot:
             param._backward_hooks = param._backward_hooks  # setting them tells autograd
             param._post_accumulate_grad_hooks = param._post_accumulate_grad_hooks
 
+    def sum_in(self, grad: Tensor) -> Tensor:
+        """What ``grad``, found in ``p.grad``, stands for: the wider sum beside it, unless it was cleared since.
+
+        ``zero_grad(set_to_none=False)`` clears ``p.grad`` alone: the wide sum is of samples that were given up then.
+        """
+        if self.wide is None or self.left is None or self.left.released or not self.left.stands(grad):
+            return grad
+        return self.wide
+
     def deliver(self, total: Tensor) -> Tensor:
         """The gate's clipped sum, on its way to the parameter. Other hooks, whenever they came, run between ours."""
         self._arriving = total if self.keeps_wide and total.dtype != self.param.dtype else None

@@ -145,7 +145,9 @@ def _agree(whole: list[Tensor], found: list[Tensor], few: Sequence[int], batch: 
             return False
         rows = x[list(few)]
         tolerance = torch.finfo(x.dtype).eps ** 0.5
-        if not torch.allclose(rows, y, rtol=tolerance, atol=tolerance * float(x.abs().nan_to_num().max()), equal_nan=True):
+        if not torch.allclose(
+            rows, y, rtol=tolerance, atol=tolerance * float(x.abs().nan_to_num().max()), equal_nan=True
+        ):
             return False
         compared += 1
     return compared > 0

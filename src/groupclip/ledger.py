@@ -61,6 +61,17 @@ class Ledger:
         self.check()
         self._steps[sampling] += 1
 
+    @property
+    def obstacle(self) -> str:
+        """Why no epsilon is claimed for the released steps, in short, where nobody vouches for them; empty where one is."""
+        if self._void:
+            return self._void.partition(";")[0]
+        if not self.mechanism.noise_multiplier:
+            return "no noise was added"
+        if self._steps["user"]:
+            return f"{self._steps['user']} of the steps were not on whole batches that groupclip drew, in turn"
+        return ""
+
     def void(self, reason: str) -> None:
         """No epsilon may be claimed for these steps: :meth:`spent` and :meth:`epsilon` raise PrivacyViolation and say so."""
         self._void = reason

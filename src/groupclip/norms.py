@@ -27,6 +27,10 @@ CANCELLATION = 3e-3
 
 _BLOCK = 1 << 20  # columns whose squares are summed in float32 before float64 takes over
 
+#: How far a product of the Gram form may be from the true one, in roundings, of n numbers each: the first, and sqrt(n) times
+#: the second. No proof: four times the most that a search found.
+_ROUNDINGS = (8.0, 1.0)
+
 
 def choose_method(positions: int, inputs: int, outputs: int) -> str:
     """The method that keeps fewer numbers per sample until the group ends: T(d+p) or dp."""
@@ -54,17 +58,37 @@ def square_sums(x: Tensor) -> Tensor:
     return total.to(wide)
 
 
-def gram_square_sums(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """Squared norms ``[B]`` of ``g_i^T a_i`` by Gram matrices, and the ratio ``[B]`` that shows cancellation.
+def lost(dtype: torch.dtype, squares: float) -> float:
+    """The most that underflow takes from a sum of so many squares (or products), in the dtype in which they are added up."""
+    return torch.finfo(dtype).tiny * squares
+
+
+def gram_square_sums(a: Tensor, g: Tensor, weighing: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
+    """Squared norms ``[B]`` of ``g_i^T a_i`` by Gram matrices, the ratio ``[B]`` that shows cancellation, and the room ``[B]``.
 
     Args:
         a: ``[B, T, d]``; g: ``[B, T, p]``. Half precision is widened: Gram matrices with half-precision entries
             give norms that are wrong by their own size, even negative.
+        weighing: the relative rounding of weighted terms, where they are rounded to less than float32.
+
+    The room is the square of a length: the norm is too small by no more than that where the ratio isn't below
+    ``CANCELLATION``, rounding and underflow counted, nor does the rounding of weighted terms make the gradient longer by more.
     """
     wide = accumulation_dtype(a.dtype)
+    positions, inputs, outputs = a.shape[1], a.shape[2], g.shape[2]
     a, g = a.to(wide), g.to(wide)
     aa, gg = torch.bmm(a, a.transpose(1, 2)), torch.bmm(g, g.transpose(1, 2))
+    tiny, eps = torch.finfo(wide).tiny, torch.finfo(wide).eps / 2
+    # Entries of the order of one: squares of squares would leave the range of float32 at gradients of 1e-10.
+    sizes = [gram.diagonal(dim1=1, dim2=2).sum(dim=1) for gram in (aa, gg)]
+    for gram, size in zip((aa, gg), sizes, strict=True):
+        gram.mul_(size.clamp(min=tiny).reciprocal().view(-1, 1, 1))
     inner = (aa * gg).sum(dim=(1, 2))
-    size = aa.square_().sum(dim=(1, 2)).sqrt() * gg.square_().sum(dim=(1, 2)).sqrt()
+    size = torch.linalg.vector_norm(aa, dim=(1, 2)) * torch.linalg.vector_norm(gg, dim=(1, 2))
     ratio = torch.where(size > 0, inner / size, 1.0)
-    return inner, ratio
+    # The terms' norms add up to at most the root of this (Cauchy and Schwarz).
+    most = sizes[0].double() * sizes[1].double()
+    first, root = _ROUNDINGS
+    off = eps * (first + root * (inputs**0.5 + outputs**0.5)) * size / (2 * inner.clamp(min=tiny).sqrt())
+    under = (sizes[0] * outputs + sizes[1] * inputs).double() * (tiny * positions)
+    return (inner * most).to(wide), ratio, (off + (8 * eps + weighing)).double().square() * most + under

@@ -61,12 +61,17 @@ def joined(parts: list[tuple[Part, Any]], where: Where | None = None) -> Any:
     Raises:
         UnsupportedOperation: a tensor whose dimension 0 isn't the sample, or outputs of samples that don't go together.
     """
-    leaves = [_joined_rows(parts, found, n) for n, found in enumerate(zip(*(flat(out) for _, out in parts), strict=True))] \
-        if _alike([out for _, out in parts]) else []
+    leaves = (
+        [_joined_rows(parts, found, n) for n, found in enumerate(zip(*(flat(out) for _, out in parts), strict=True))]
+        if _alike([out for _, out in parts])
+        else []
+    )
     dims = None
     if where is not None and any(isinstance(x, Rows) and is_doubtful(x) for x in leaves):
         dims = where([x if isinstance(x, Rows) else None for x in leaves])
-    merged = iter([_merged(x, n, 0 if dims is None else dims[n]) if isinstance(x, Rows) else x for n, x in enumerate(leaves)])
+    merged = iter(
+        [_merged(x, n, 0 if dims is None else dims[n]) if isinstance(x, Rows) else x for n, x in enumerate(leaves)]
+    )
     return _filled(parts[0][1], merged)
 
 
@@ -157,4 +162,3 @@ def _order(parts: list[Part]) -> Tensor:
     order = torch.empty_like(rows)
     order[rows] = torch.arange(len(rows))
     return order
-

@@ -201,7 +201,9 @@ class Published:
 
 
 def _equal(x: Tensor, y: Tensor) -> bool:
-    return x.shape == y.shape and bool(torch.equal(x.nan_to_num(), y.nan_to_num()) and torch.equal(x.isnan(), y.isnan()))
+    return x.shape == y.shape and bool(
+        torch.equal(x.nan_to_num(), y.nan_to_num()) and torch.equal(x.isnan(), y.isnan())
+    )
 
 
 #: What every module of torch holds.

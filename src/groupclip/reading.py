@@ -34,6 +34,21 @@ class Piece:
     units: int
     real: int  # the rows after these many fill it up
 
+    @property
+    def numbers(self) -> list[int]:
+        """Which units: the first row of each."""
+        return self.rows[:: len(self.rows) // self.units] if self.units else []
+
+    def parts(self, most: int) -> "list[Piece]":
+        """The same in pieces of at most ``most`` units."""
+        each = len(self.rows) // max(1, self.units)
+        found = []
+        for first in range(0, self.units, most):
+            rows = self.rows[first * each : (first + most) * each]
+            real = min(max(self.real - first * each, 0), len(rows))
+            found.append(Piece(rows, len(rows) // each, real))
+        return found
+
 
 class Reader(Protocol):
     """Plans the micro-batches of a step, and says how they are read: rows fetched, by whatever process, then laid out."""

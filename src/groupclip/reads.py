@@ -76,10 +76,17 @@ class Reads(TorchFunctionMode):
         except NeedsOwn as needs:
             needs.made_at = self._made.get(_memory(needs.written))
             raise
-        if isinstance(result, Tensor) and self.part.on_top and not self.part.holds(result) and func.__name__ != "__get__":
+        if (
+            isinstance(result, Tensor)
+            and self.part.on_top
+            and not self.part.holds(result)
+            and func.__name__ != "__get__"
+        ):
             memory, place = _memory(result), _position()
             # A view, or the tensor itself that was changed in place, isn't made here: a copy wouldn't be what is written to.
-            if memory and memory not in {_memory(t) for t in tensors_in((args, kwargs or {})) if not self.part.holds(t)}:
+            if memory and memory not in {
+                _memory(t) for t in tensors_in((args, kwargs or {})) if not self.part.holds(t)
+            }:
                 if place in self.own:
                     with natively():
                         return self.part.logical(self.part.each(result).clone())
@@ -156,7 +163,9 @@ def _written(func: Any, args: Any, kwargs: Any) -> Tensor | None:
     if isinstance(out, Tensor):
         return out
     name = getattr(func, "__name__", "").removesuffix(".default")
-    in_place = name in ("__setitem__", "__set__") or (name.endswith("_") and not name.endswith("__")) or name in _IN_PLACE
+    in_place = (
+        name in ("__setitem__", "__set__") or (name.endswith("_") and not name.endswith("__")) or name in _IN_PLACE
+    )
     return next(tensors_in(args), None) if in_place else None
 
 
@@ -206,7 +215,9 @@ def _read_number(part: Part, func: Any, args: Any, kwargs: Any) -> Any:
     with natively():
         physical = part.physical(args[0])
         if physical.is_meta or physical.numel() != part.size or not part.size:
-            return func(physical if not part.size else physical[0], *args[1:], **kwargs)  # the error that it is, if it is one
+            return func(
+                physical if not part.size else physical[0], *args[1:], **kwargs
+            )  # the error that it is, if it is one
         values = [func(x) for x in physical.reshape(-1).cpu().unbind()]
     return agreed([key_of(v) for v in values], values)
 
@@ -250,9 +261,7 @@ def _attention(
             mask = part.each(mask)
         if dims == 3:
             tensors = [t if t.dim() == 4 else t.unsqueeze(1) for t in tensors]
-        out = F.scaled_dot_product_attention(
-            *tensors, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
+        out = F.scaled_dot_product_attention(*tensors, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         return part.logical(out.unflatten(0, (part.size, front)) if dims == 4 else out)
 
 

@@ -72,7 +72,8 @@ def html_report(run: RunReport) -> str:
         "<h2>Course</h2>",
         *_course(run),
         "<p>Held-out records are treated as public: the guarantee doesn't cover them. They were evaluated at steps fixed "
-        "beforehand.</p>",
+        "beforehand. What the same model reaches without privacy is a figure of the training records without noise, so it isn't "
+        "here: <code>groupclip train --config run.yaml --no-privacy</code> trains such a baseline, without any guarantee.</p>",
         *_norms(run),
         "<h2>Groups</h2>",
         *_bars(run),
@@ -247,6 +248,7 @@ table {{ border-collapse: collapse; }}
 th, td {{ text-align: left; vertical-align: top; padding: .15rem 1.2rem .15rem 0; }}
 table th {{ font-weight: 500; color: #596273; }}
 .numbers th, .numbers td {{ white-space: nowrap; }}
+@media (min-width: 40rem) {{ table th {{ white-space: nowrap; }} }}
 td {{ overflow-wrap: break-word; }}
 .numbers td + td, .numbers th + th {{ text-align: right; font-variant-numeric: tabular-nums; }}
 </style>

@@ -1,25 +1,22 @@
-"""The batches of a run, drawn as its mechanism says, and the claim that a step was taken on one of them.
+"""The batches of a run, drawn as its mechanism says. (Whether a step was taken on one of them: :mod:`groupclip.claims`.)
 
 A Poisson batch varies in size, and may be empty: that is a step as well. The size of a batch is secret (under
 add-or-remove adjacency it tells who is in), so nothing here prints or logs it.
 """
 
-import bisect
-import itertools
-import threading
-import weakref
 from collections.abc import Generator, Hashable, Iterator, Sequence, Sized
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from groupclip.claims import Drawn, Run
 from groupclip.draws import drawn
 from groupclip.errors import PrivacyViolation
 from groupclip.keystream import KEY_BYTES, new_key
 from groupclip.mechanism import Mechanism
 from groupclip.naming import check_users
 from groupclip.reading import BySample, ByUser, Collate, InPaddedBatches, Piece, Reader
-from groupclip.workers import Workers, steps_read
+from groupclip.workers import Workers, read_here, steps_read
 
 
 def poisson_batches(
@@ -126,148 +123,73 @@ class LogicalBatches:
     def __iter__(self) -> Generator["LogicalBatch", None, None]:
         # a new key for every pass: two passes under one key would draw the same batches
         key = new_key() if self._key is None else self._key
-        run = _Run(self.mechanism, secret=self._key is None)
+        run = Run(self.mechanism, self.start, secret=self._key is None)
         plans = (
             self._reader.plan(drawn(self.mechanism, key=key, step=step), key=key, step=step)
             for step in range(self.start, self.mechanism.steps)
         )
-        with steps_read(self._reader, plans, self._workers) as steps:
-            for step, (pieces, microbatches) in enumerate(steps, self.start):
-                # the local name keeps the batch alive for claim() until the next one is drawn
-                batch = LogicalBatch(run, step, pieces, microbatches)
-                run.drawn.append(batch._number)
-                del pieces, microbatches
-                yield batch
+        try:
+            with steps_read(self._reader, plans, self._workers) as steps:
+                for step, (pieces, microbatches) in enumerate(steps, self.start):
+                    # the local name keeps the batch alive for the claim until the next one is drawn
+                    batch = LogicalBatch(run, step, pieces, microbatches, self._reader)
+                    del pieces, microbatches
+                    yield batch
+        finally:
+            run.over = True
 
 
 class LogicalBatch:
     """The samples of one step, in micro-batches; may hold none. Can be iterated once. Its size is secret."""
 
-    def __init__(self, run: "_Run", step: int, pieces: list[Piece], microbatches: Iterator[Any]) -> None:
+    def __init__(self, run: Run, step: int, pieces: list[Piece], microbatches: Iterator[Any], reader: Reader) -> None:
         self.step = step
-        self._run = run
         self._pieces = pieces
-        self._read = microbatches
-        self._handed_out = 0
-        self._begun = False
-        self._claimed_by: set[int] = set()
-        self._number = next(_numbers)
-        with _lock:
-            _live.add(self)
+        self._read, self._reader = microbatches, reader
+        self._turn = 0
+        self._drawn = Drawn(run, step, sum(p.units for p in pieces), sum(min(p.units, p.real) for p in pieces))
 
     def __repr__(self) -> str:
         return f"LogicalBatch(step={self.step})"
 
     def __iter__(self) -> Iterator[Any]:
-        if self._begun:
+        if self._drawn.begun:
             raise PrivacyViolation(
                 f"the logical batch of step {self.step} is iterated twice: its samples would count twice in "
                 "one step, and the noise covers one. Keep the micro-batches in a list if they are needed "
-                "again"
+                "again; or call engine.discard() to give up what was computed of them, and then iterate over batch.again()"
             )
-        self._begun = True
-        self._run.newest_begun = max(self._run.newest_begun, self.step)
-        return self._microbatches()
+        self._drawn.begin()
+        return self._microbatches(self._turn)
 
-    def _microbatches(self) -> Iterator[Any]:
+    def again(self, microbatch: int | None = None) -> "LogicalBatch":
+        """The same samples from the first on, for a batch that failed half-way: after ``engine.discard()``.
+
+        Leaving such a batch out, or drawing another in its place, would choose batches by what is in them.
+
+        Args:
+            microbatch: most samples (or users) in one micro-batch from now on, where memory was too small for more.
+
+        Raises:
+            ValueError: ``microbatch`` below 1.
+        """
+        if microbatch is not None:
+            if isinstance(microbatch, bool) or not isinstance(microbatch, int) or microbatch < 1:
+                raise ValueError(f"microbatch={microbatch!r} must be a whole number >= 1")
+            self._pieces = [part for piece in self._pieces for part in piece.parts(microbatch)]
+        self._turn += 1
+        self._read = read_here(self._reader, self._pieces)
+        self._drawn.give_back()
+        return self
+
+    def _microbatches(self, turn: int) -> Iterator[Any]:
         for piece, samples in zip(self._pieces, self._read, strict=True):
-            self._handed_out += piece.units
+            if turn != self._turn:
+                raise PrivacyViolation(
+                    f"the logical batch of step {self.step} was begun again by again(): go on with the new iteration alone"
+                )
+            self._drawn.hand_out(samples, piece.numbers)
             yield samples
-
-    def _is_whole(self, units: int) -> bool:
-        """All of its units are handed out, they are ``units`` many, and no later batch was begun."""
-        current = self.step >= self._run.newest_begun
-        return current and self._handed_out == sum(piece.units for piece in self._pieces) == units
-
-
-class _Run:
-    """One pass over the steps of one mechanism. Secret: under a key that nobody was given."""
-
-    def __init__(self, mechanism: Mechanism, *, secret: bool) -> None:
-        self.mechanism = mechanism
-        self.secret = secret
-        self.newest_begun = -1
-        self.drawn: list[int] = []  # numbers of its batches, which rise
-        self._done: dict[int, int] = {}  # owner -> how many of them are behind it
-
-    def leaves_out(self, batch: "LogicalBatch", owner: int, since: int) -> bool:
-        """Whether batches before this one, drawn after ``since``, had no step of the owner."""
-        done = max(self._done.get(owner, 0), bisect.bisect_right(self.drawn, since))
-        return self._position(batch) > done
-
-    def done_with(self, batch: "LogicalBatch", owner: int) -> None:
-        self._done[owner] = max(self._done.get(owner, 0), self._position(batch) + 1)
-
-    def _position(self, batch: "LogicalBatch") -> int:
-        return bisect.bisect_left(self.drawn, batch._number)
-
-
-_live: "weakref.WeakSet[LogicalBatch]" = weakref.WeakSet()
-_numbers = itertools.count()
-_lock = threading.Lock()  # engines of several threads look at what is in use
-
-
-def _in_use() -> list[LogicalBatch]:
-    with _lock:
-        return list(_live)
-
-
-def drawn_so_far() -> int:
-    """A number that logical batches drawn from now on exceed: see ``since`` of :func:`claim`."""
-    return next(_numbers)
-
-
-def claim(mechanism: Mechanism, owner: int, samples: int, since: int = -1) -> bool:
-    """Was a step of ``owner`` (an engine's id) that saw ``samples`` samples taken on a groupclip logical
-    batch?
-
-    True if a logical batch of this mechanism, under a secret key, is in use, wholly handed out, of exactly ``samples`` samples,
-    not yet claimed by ``owner``, and none before it was left out; it is claimed then. A batch that was drawn before ``since``
-    (when the owner was attached) is of another engine's run. So a step on half a batch, on a batch plus other
-    samples, a second step on one batch, or the first one after batches that had none (which ones may depend on what was in
-    them) counts as the user's own sampling.
-    """
-    fitting = [b for b in _candidates(mechanism, owner, samples, since) if b._run.secret]
-    # Other runs of the same plan (of other threads) may have a batch of the same size: it is theirs to claim all the same.
-    in_turn = [b for b in fitting if not b._run.leaves_out(b, owner, since)]
-    under_way = [b for b in _in_use() if b._begun and b._run.mechanism == mechanism and b._number > since]
-    used = in_turn or under_way  # whatever this step was on, those under way are not left out by the next
-    for batch in used:
-        batch._claimed_by.add(owner)
-        batch._run.done_with(batch, owner)
-    return bool(in_turn)
-
-
-def in_use(mechanism: Mechanism, since: int = -1) -> bool:
-    """Whether a logical batch of this mechanism, drawn under a secret key after ``since``, is in use."""
-    return any(b._run.secret and b._run.mechanism == mechanism and b._number > since for b in _in_use())
-
-
-def check_filling(mechanism: Mechanism, owner: int, samples: int, acting: int, since: int = -1) -> None:
-    """Whether rows that only fill a batch up (``padded=True``) are without weight in a step that saw ``samples`` samples.
-
-    Args:
-        acting: how many of them had a gradient other than zero. Others as for :func:`claim`.
-
-    Raises:
-        PrivacyViolation: more than the batch has samples.
-    """
-    for batch in _candidates(mechanism, owner, samples, since):
-        if acting > sum(min(piece.units, piece.real) for piece in batch._pieces):
-            raise PrivacyViolation(
-                "rows that only fill a padded batch up have a gradient: they repeat one sample of the data set, which would count "
-                "many times in a step whose noise covers one. Multiply the losses by the weights of the micro-batch, and call "
-                "engine.discard() to give up this logical batch"
-            )
-        return
-
-
-def _candidates(mechanism: Mechanism, owner: int, samples: int, since: int) -> "Iterator[LogicalBatch]":
-    """The logical batches that a step may have been taken on, the earliest first."""
-    for batch in sorted(_in_use(), key=lambda batch: batch.step):
-        ours = batch._run.mechanism == mechanism and batch._number > since and owner not in batch._claimed_by
-        if ours and batch._is_whole(samples):
-            yield batch
 
 
 def _by_sample(

@@ -13,6 +13,7 @@ from typing import Any
 from groupclip import accounting
 from groupclip.allocation import noise_multiplier_of
 from groupclip.card import model_card as model_card
+from groupclip.earlier import EarlierTraining
 from groupclip.errors import PrivacyViolation
 from groupclip.ledger import SAMPLERS, Ledger
 from groupclip.mechanism import Mechanism
@@ -61,6 +62,7 @@ class PrivacyRecord:
         sampling_vouched_by_user: somebody answers for it that batches which groupclip didn't draw were drawn as the plan says.
             Without that, no epsilon is claimed for them.
         foreign_noise: name of the source of noise, where it isn't groupclip's; ``noise.KEY_GIVEN`` where its key isn't.
+        earlier: what other engines of this process had released on the same weights before.
 
     Raises:
         ValueError: groups that differ between thresholds and noise_std; counts that aren't whole.
@@ -82,6 +84,7 @@ class PrivacyRecord:
     rounding: float = 0.0
     sampling_vouched_by_user: bool = False
     foreign_noise: str = ""
+    earlier: tuple[EarlierTraining, ...] = ()
 
     def __post_init__(self) -> None:
         if self.mechanism.noise_multiplier is None:
@@ -130,6 +133,7 @@ class PrivacyRecord:
         rounding: float = 0.0,
         sampling_vouched_by_user: bool = False,
         foreign_noise: str = "",
+        earlier: Sequence[EarlierTraining] = (),
     ) -> "PrivacyRecord":
         """The record of what ``ledger`` has counted so far; one number for ``noise_std`` is that of every group."""
         if not isinstance(noise_std, Mapping):
@@ -148,6 +152,7 @@ class PrivacyRecord:
             rounding=rounding,
             sampling_vouched_by_user=sampling_vouched_by_user,
             foreign_noise=foreign_noise,
+            earlier=tuple(earlier),
         )
 
     @property
@@ -191,6 +196,16 @@ class PrivacyRecord:
         """What the released steps spent at ``delta``; None where no epsilon can be claimed."""
         return None if self.obstacles else self.mechanism.spent(delta=self.delta, steps=self.steps)
 
+    @property
+    def together(self) -> tuple[float, float] | None:
+        """(epsilon, delta) of these steps and the earlier ones on the same weights, if all were on the same data: each adds up.
+
+        None where no epsilon is claimed for one of them.
+        """
+        each = [None if self.spent is None else self.spent.epsilon, *(e.epsilon(self.delta) for e in self.earlier)]
+        known = [epsilon for epsilon in each if epsilon is not None]
+        return (math.fsum(known), len(each) * self.delta) if len(known) == len(each) else None
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-able; ``epsilon`` is None where none is claimed."""
         spent = self.spent
@@ -230,6 +245,7 @@ class PrivacyRecord:
             "released": self.released,
             "normalised_by": self.mechanism.expected_batch_size,
             "tuning_accounted": False,
+            "earlier_trainings": [{**e.to_dict(), "epsilon": e.epsilon(self.delta)} for e in self.earlier],
             "secure_noise": self.secure_noise,
             "noise_source": self.foreign_noise or "groupclip",
             "unsafe_statistics": list(self.unsafe_statistics),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,15 +12,16 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from .admission import check_optimizer
+from .claims import Owner
 from .errors import GroupClipError, PrivacyViolation
 from .gate import Slot
 from .groupnoise import GroupNoise
 from .guard import Left, called_by_scaler, holds_something, several_processes
 from .ledger import Ledger
 from .noise import NoiseSource
-from .operands import PrivateParameter
 from .processes import check_alone
-from .sampling import check_filling, claim, drawn_so_far, in_use
+from .rows import Marks, marks
+from .unmoved import Unmoved
 
 _log = logging.getLogger("groupclip")
 
@@ -54,15 +54,46 @@ class PrivateStep:
         self._acting: Counter[str] = Counter()  # group -> those of them whose gradient isn't zero: secret
         for slot in slots:
             slot.keeps_wide = ledger is not None
+        self._weights = Unmoved(slots)
         self._broken = self._warned = False
         self._own_passes: set[int] = set()  # of the user's own backward that began and haven't ended
-        self._since = drawn_so_far()  # batches drawn before this engine are another's
+        self._owner = None if ledger is None else Owner(ledger.mechanism)
+        self._called: Marks | None = None  # what the model was last called with: secret
+        self._passes: list[Marks] = []  # what it was called with in the passes since the last step: secret
 
     def saw(self, group: str, norms: Tensor) -> None:
         """A group clipped samples of the logical batch, whose gradients there have these norms ``[B]``."""
         self._seen[group] += len(norms)
         if self._ledger is not None:  # a pass that no step follows may be of tensors without numbers (groupclip.memory)
             self._acting[group] += int(((norms > 0) & torch.isfinite(norms)).sum())
+
+    def called(self, batch: Tensor) -> None:
+        """The model is called with this batch, and gradients are recorded."""
+        self._called = marks(batch) if self._owner is not None and self._owner.draws() else None
+
+    def passed(self) -> None:
+        """A backward pass of the last call adds to the logical batch."""
+        if self._called is not None:
+            self._passes.append(self._called)
+            self._called = None
+
+    def seen(self) -> tuple[Counter[str], Counter[str]]:
+        """What :meth:`back_to` goes back to when a backward pass fails: its samples may come again. Secret."""
+        return self._seen.copy(), self._acting.copy()
+
+    def back_to(self, seen: tuple[Counter[str], Counter[str]]) -> None:
+        """Forget the samples of the backward pass that failed."""
+        self._seen, self._acting = seen
+
+    def resumed(self, steps: int) -> None:
+        """A state that counts so many steps was loaded: batches of later steps that were drawn in this process come again."""
+        if self._owner is not None and steps:
+            self._owner.resumed_at = steps
+
+    def leave(self) -> None:
+        """The engine is detached."""
+        if self._owner is not None:
+            self._owner.leave()
 
     @property
     def under_way(self) -> bool:
@@ -80,6 +111,7 @@ class PrivateStep:
         if not self._own_passes:  # not one inside another (a re-entrant checkpoint)
             self.check_accumulation()
         self._own_passes.add(task)
+        self.passed()
         torch.autograd.Variable._execution_engine.queue_callback(lambda: self._own_passes.discard(task))
 
     def broke(self) -> None:
@@ -90,8 +122,8 @@ class PrivateStep:
         """Forget the logical batch under way."""
         for slot in self._slots:
             slot.param.grad = slot.left = slot.wide = None
-        self._seen.clear()
-        self._acting.clear()
+        self._forget()
+        self._weights.forget()
         self._amounts.discard()
         self._broken = False
         self._own_passes.clear()
@@ -107,6 +139,8 @@ class PrivateStep:
             raise PrivacyViolation(_BROKEN)
         self._check_fresh()
         self._check_untouched()
+        if self._ledger is not None:
+            _require_unmoved(self._weights.moved_since_first())
         self._give_up_what_was_cleared()
         for slot, grad in self._gradients():
             if slot.left is not None and not slot.left.stands(grad):
@@ -143,25 +177,31 @@ class PrivateStep:
             {s.name: s.param for s in self._slots if s.param.requires_grad},
             frozen=[s.param for s in self._slots if not s.param.requires_grad],  # since attach
         )
-        if self._ledger is not None:
+        if self._ledger is not None and self._owner is not None:
             check_alone()  # again: the group may have been made since
             if called_by_scaler():
                 raise PrivacyViolation(f"optimizer.step was called by a GradScaler: {_SCALER}")
             self._check_fresh()
             self._check_untouched()
+            _require_unmoved(self._weights.moved_at_step())
             self._ledger.check()
             self._give_up_what_was_cleared()
-            check_filling(self._ledger.mechanism, id(self), _most(self._seen), _most(self._acting), self._since)
+            self._owner.check_filling(_most(self._seen), _most(self._acting))
             self._check_finite()
             # Counted first: whatever interrupts what follows, no noise is added that isn't counted.
-            own = claim(self._ledger.mechanism, id(self), _most(self._seen), self._since)
+            own = self._owner.claim(_most(self._seen), self._passes)
             self._ledger.record("groupclip" if own else "user")
             if not own:
                 self._say_whose_sampling()
             self._make_private(self._ledger.mechanism.expected_batch_size)
+        self._forget()
+        self._show_plain()
+
+    def _forget(self) -> None:
+        """The samples since the last step: released by now, or given up."""
         self._seen.clear()
         self._acting.clear()
-        self._show_plain()
+        self._passes.clear()
 
     def _give_up_what_was_cleared(self) -> None:
         """``zero_grad`` before the step gives samples up: the noise is for whole batches, so what remains isn't one.
@@ -179,27 +219,22 @@ class PrivateStep:
                 f"p.grad of {_some(cleared)} was cleared before the step, and others hold the samples of this logical batch still. "
                 "Clear all of them by optimizer.zero_grad() after the step, or freeze a parameter with requires_grad_(False)"
             )
-        self._seen.clear()
-        self._acting.clear()
+        for slot, _ in sums:
+            slot.left = slot.wide = None
+        self._forget()
         self._amounts.discard()
 
     def _say_whose_sampling(self) -> None:
         """Once an engine, in its first such step: the statement would say it when all is spent."""
-        if self._ledger is None or self._warned:
+        if self._owner is None or self._warned:
             return
         self._warned = True
-        if in_use(self._ledger.mechanism, self._since):
-            _log.warning(
-                "a step was not on exactly one whole logical batch: samples of it were left out (a micro-batch skipped, or "
-                "zero_grad() between micro-batches, which belongs after the step), others or the same ones twice were there, it "
-                "had a step already, or batches before it had none (take a step on every one, empty ones too). It counts as "
-                "your own sampling, for which no epsilon is stated unless you answer for it by sampling_vouched_by_user=True"
-            )
+        if self._owner.draws():
+            _log.warning(f"{_NOT_ONE_BATCH}. {_YOUR_OWN}")
         else:
             _log.warning(
-                "a step was on a batch that groupclip didn't draw. It counts as your own sampling, for which no epsilon is stated "
-                "unless you answer for it by sampling_vouched_by_user=True: draw batches by groupclip.logical_batches(dataset, "
-                "mechanism)"
+                f"a step was on a batch that groupclip didn't draw. {_YOUR_OWN}: draw batches by "
+                "groupclip.logical_batches(dataset, mechanism)"
             )
 
     def _check_fresh(self) -> None:
@@ -232,8 +267,8 @@ class PrivateStep:
         return zip(self._slots, gradients, strict=True)
 
     def _check_finite(self) -> None:
-        sums = [grad if slot.wide is None else slot.wide for slot, grad in self._gradients()]
-        if not all(_is_finite(total) for total in sums if total is not None):
+        sums = [slot.sum_in(grad) for slot, grad in self._gradients() if grad is not None]
+        if not all(_is_finite(total) for total in sums):
             raise PrivacyViolation(
                 "a summed gradient isn't finite, though every sample was bounded: the sum is too large for its dtype. Call "
                 "engine.discard() to give up this logical batch, and attach again with a smaller threshold or float32 parameters"
@@ -249,7 +284,7 @@ class PrivateStep:
             if slot.param.grad is None:  # unused in this step, or an empty batch: noise all the same
                 slot.param.grad, slot.wide = torch.zeros_like(slot.param.data), None
             grad = slot.param.grad
-            sums.append((slot, grad, grad if slot.wide is None else slot.wide))
+            sums.append((slot, grad, slot.sum_in(grad)))
         for slot, _, total in sums:
             self._noise.add_(total, stds[slot.group.name])
         # Not in one loop: after each operation of theirs, torch's threads keep the processors busy for a while.
@@ -257,7 +292,7 @@ class PrivateStep:
             total.div_(expected_batch_size)
             if total is not grad:
                 grad.copy_(total)  # rounded once, and it is private by now
-                slot.wide = None
+            slot.wide = None
             slot.left = Left.of(grad, released=True)
         self._amounts.advance(expected_batch_size)
         for slot in self._slots:
@@ -267,32 +302,20 @@ class PrivateStep:
         """Optimizer post-step hook."""
         for slot, grad in self._gradients():
             slot.left = Left.of(grad, released=True)
+        if self._ledger is not None:
+            self._weights.release()
         self._show_private()
 
 
-class Bystanders:
-    """Hook before the step of any optimizer: one that isn't the engine's must not move private parameters.
-
-    Args:
-        slots: the private parameters.
-        optimizer: the engine's. While it steps, parameters are shown as plain ones, so optimizers inside it are free to step.
-    """
-
-    def __init__(self, slots: list[Slot], optimizer: Optimizer) -> None:
-        # Weak, because this hook is on all optimizers and outlives an engine that is dropped.
-        self._slots, self._optimizer = weakref.WeakSet(slots), weakref.ref(optimizer)
-
-    def __call__(self, optimizer: Optimizer, *_: Any) -> None:
-        if optimizer is self._optimizer():
-            return
-        with torch._C.DisableTorchFunctionSubclass():
-            for param in (p for group in optimizer.param_groups for p in group["params"]):
-                slot = param._slot if isinstance(param, PrivateParameter) else None
-                if slot is not None and slot in self._slots and param.grad is not None:
-                    raise PrivacyViolation(
-                        f"an optimizer that wasn't attached ({type(optimizer).__name__}) is about to move parameter "
-                        f"{slot.name!r} without noise: attach the optimizer that steps, or detach the engine first"
-                    )
+def _require_unmoved(moved: list[str]) -> None:
+    if moved:
+        raise PrivacyViolation(
+            f"the weights of {_some(moved)} moved since the first backward pass of this logical batch, and not by the attached "
+            "optimizer's step (sharpness-aware minimisation, adversarial weights, an update by hand, weights that were loaded or "
+            "averaged): the gradients of the batch have no noise yet, so neither has what moved by them. Move weights between "
+            "optimizer.step() and the next backward pass alone. To go on, put them back as they were and call engine.discard(), "
+            "which gives this logical batch up"
+        )
 
 
 def _most(counts: Counter[str]) -> int:
@@ -303,6 +326,15 @@ def _some(names: list[str]) -> str:
     return ", ".join(repr(name) for name in names[:3]) + (" .." if len(names) > 3 else "")
 
 
+_NOT_ONE_BATCH = (
+    "a step was not on exactly one whole logical batch: samples of it were left out (a micro-batch skipped, or zero_grad() between "
+    "micro-batches, which belongs after the step), others or the same ones twice were there, it had a step already, or batches "
+    "before it had none, of this iterator or of another one of the plan (take a step on every one, empty ones too; where one "
+    "fails, call engine.discard() and iterate over batch.again())"
+)
+_YOUR_OWN = (
+    "It counts as your own sampling, and no epsilon is stated unless you answer for it by sampling_vouched_by_user=True"
+)
 _SCALER = (
     "it would divide the clipped sum after the fact, and skip a step by looking at gradients without noise. Do without it: "
     "bfloat16 needs none, and for float16 give engine.backward a constant loss_scale"

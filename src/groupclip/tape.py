@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointFunction
 
+from .batch import tensors_in
 from .clipping import ClipFunction
 from .errors import PrivacyViolation, UnsupportedOperation
 from .together import NATIVE, Part, natively, saved_tensor_hooks, side_by_side
@@ -58,6 +59,7 @@ class Tape:
         probing: a backward pass that books nothing is under way.
         observer: is told how each parameter is used, or None.
         watch: gives what must be on while operations on samples of a part run (:class:`groupclip.reads.Reads`).
+        told: is called with the batch of each pass that is the user's own.
     """
 
     clip: ClipFunction
@@ -73,6 +75,7 @@ class Tape:
     probing: bool = False
     observer: Observer | None = None
     watch: Callable[[Part], AbstractContextManager[Any]] = field(default=lambda _: nullcontext())
+    told: Callable[[Tensor], None] | None = None
     _inside: bool = False
     _hooks: Any = None  # on what autograd saves, when the part began
     _thread: threading.Thread | None = None  # the one in a forward pass
@@ -135,6 +138,11 @@ class Tape:
         torch._C._autograd._push_saved_tensors_default_hooks(  # pyright: ignore[reportAttributeAccessIssue]
             pack, _SideBySide(self, part, unpack)
         )
+
+    def tell(self, inputs: Any) -> None:
+        """The pass that began on these inputs is the user's own."""
+        if self.told is not None:
+            self.told(next(t for t in tensors_in(inputs) if t.dim() > 0))
 
     def end_forward(self) -> None:
         self._inside = False

@@ -30,7 +30,8 @@ class ReadOnly(Mapping[str, float]):
     def __setitem__(self, group: str, value: object) -> NoReturn:
         raise TypeError(
             f"the threshold of group {group!r} can't be changed: clipping, noise and the statement were made from it. Detach the "
-            "engine and attach again, or let groupclip.Adaptive move the thresholds"
+            "engine and attach again (what was spent stays spent, and the next statement tells it), or let groupclip.Adaptive "
+            "move the thresholds"
         )
 
 

@@ -81,7 +81,9 @@ class natively:
         while functorch.peek_interpreter_stack() is not None:
             self._levels.append(functorch.pop_dynamic_layer_stack())
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         while self._levels:
             functorch.push_dynamic_layer_stack(self._levels.pop())
 

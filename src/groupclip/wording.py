@@ -74,6 +74,7 @@ def facts(record: PrivacyRecord) -> list[tuple[str, str]]:
         ("sampling used", _whose(record)),
         ("accountant", "none" if spent is None else f"{spent.accountant}, dp-accounting {accounting.version()}"),
         ("released", record.released),
+        ("spent on these weights before", _before(record)),
         ("tuning", "not accounted"),
         ("noise", _noise(record)),
         ("un-noised statistics looked at", ", ".join(record.unsafe_statistics) or "none"),
@@ -95,7 +96,7 @@ def _result(record: PrivacyRecord) -> str:
     if spent.steps == 0:
         return (
             "No step was released yet, so epsilon is 0. (It holds for what groupclip releases: weights that were moved by hand, "
-            "from gradients without noise, are not private.)"
+            "from gradients without noise, are not private.)" + (f" {_earlier(record)}" if record.earlier else "")
         )
     condition = ""
     if not record.sampling_is_ours:
@@ -108,6 +109,32 @@ def _result(record: PrivacyRecord) -> str:
     return (
         f"The model was trained with differential privacy: epsilon = {figure(spent.epsilon)} at delta = "
         f"{record.delta:g}{condition}. By the usual reading of epsilon this is {reading(spent.epsilon)}."
+        + (f" THAT IS OF THESE {spent.steps:,} STEPS ALONE. {_earlier(record)}" if record.earlier else "")
+    )
+
+
+def _earlier(record: PrivacyRecord) -> str:
+    """What was spent on the same weights before."""
+    told = []
+    for training in record.earlier:
+        epsilon = training.epsilon(record.delta)
+        told.append(
+            f"{training.steps:,} steps of another plan or engine"
+            + (", after which they were given other values" if training.changed else "")
+            + (f", for which no epsilon is claimed ({training.obstacle})" if epsilon is None else "")
+            + (f", which spent epsilon = {figure(epsilon)} at delta = {record.delta:g}" if epsilon is not None else "")
+        )
+    amount = record.together
+    unless = " Where other values were given that know nothing of the data, those steps don't count."
+    return (
+        f"The weights had been trained before, by {'; and by '.join(told)}. "
+        + (
+            "So the final weights have no privacy guarantee that groupclip knows of, unless the earlier steps were on other data."
+            if amount is None
+            else f"If that was on the same data, all of it together spends up to epsilon = {figure(amount[0])} at delta = "
+            f"{amount[1]:g}."
+        )
+        + unless * any(training.changed for training in record.earlier)
     )
 
 
@@ -261,6 +288,11 @@ def _covered(record: PrivacyRecord) -> str:
     return (
         "The final weights, the weights after every step, and every noisy gradient: all of them may be published "
         "together, and anything computed from them alone is covered as well."
+        + (
+            " The weights are covered as far as these steps made them, and not what was spent on them before."
+            if record.earlier
+            else ""
+        )
     )
 
 
@@ -269,7 +301,8 @@ def _not_covered(record: PrivacyRecord) -> str:
         "Tuning is not accounted: if settings were chosen by comparing several runs on these data, all of those runs "
         "count, and the true epsilon is larger.",
         "Other trainings on these data, of other models or other parts of this one, spend their own epsilon, and all of "
-        "them add up.",
+        "them add up. So do earlier ones of these weights: groupclip doesn't know where the weights were from that this training "
+        "began with, such as those of a checkpoint.",
         "Neither are figures that were measured on the training data themselves (such as their loss or accuracy).",
         (
             "The noise is exact, on a grid; the sum that it is added to was formed in floating point, whose rounding isn't "
@@ -288,6 +321,12 @@ def _not_covered(record: PrivacyRecord) -> str:
             "that was made because of them covered.",
         )
     return " ".join(told)
+
+
+def _before(record: PrivacyRecord) -> str:
+    epsilons = [(training.steps, training.epsilon(record.delta)) for training in record.earlier]
+    told = [f"{n:,} steps, epsilon {'not claimed' if e is None else figure(e)}" for n, e in epsilons]
+    return "; ".join(told) or "nothing that is known to this process"
 
 
 def _noise(record: PrivacyRecord) -> str:

@@ -61,7 +61,7 @@ def steps_read(reader: Reader, plans: Iterable[list[Piece]], workers: Workers) -
     A step may be read late, in part, or not at all; whatever is read after the workers have ended is read by the main process.
     """
     if workers.number == 0:
-        yield ((pieces, _by_main_process(reader, pieces)) for pieces in plans)
+        yield ((pieces, read_here(reader, pieces)) for pieces in plans)
         return
     for_steps, for_workers = itertools.tee(plans)
     ahead = _Ahead(reader.fetch, for_workers, workers)
@@ -71,7 +71,8 @@ def steps_read(reader: Reader, plans: Iterable[list[Piece]], workers: Workers) -
         ahead.close()
 
 
-def _by_main_process(reader: Reader, pieces: list[Piece]) -> Iterator[Any]:
+def read_here(reader: Reader, pieces: list[Piece]) -> Iterator[Any]:
+    """Micro-batches that the main process reads."""
     for piece in pieces:
         yield reader.laid_out(piece, reader.fetch(piece.rows))
 

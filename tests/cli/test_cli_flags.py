@@ -59,3 +59,11 @@ def test_help_lists_the_options_of_tasks_and_models(command: str, capsys: pytest
     told = capsys.readouterr().out
     for name, meaning in [*TASK_OPTIONS["csv"].items(), *TASK_OPTIONS["imagefolder"].items(), *MODEL_OPTIONS.items()]:
         assert any(line.split()[:1] == [name] and line.endswith(meaning) for line in told.splitlines())
+
+
+def test_the_list_of_commands_has_whole_sentences(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(["--help"]) == 0
+    told = capsys.readouterr().out.split("Commands:\n")[1].split("\n\n")[0].splitlines()
+    assert len(told) == 9
+    assert all(line.endswith(".") and not line.endswith("...") for line in told)

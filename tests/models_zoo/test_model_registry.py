@@ -135,9 +135,9 @@ def test_cnn_can_use_tanh():
         ("cnn-small", dict(input_shape=(9,), vocabulary=50), "'cnn-small' is for image input, not text; models for "
          "text: mlp, linear, text-small"),
         ("text-small", {}, "model 'text-small' is for text input, not image; models for image: vit-micro"),
-        ("mlp", dict(input_shape=(9,)), "vocabulary=None doesn't fit text input: text needs it, images have none"),
+        ("text-small", dict(input_shape=(9,)), "is for text input, not features; models for features: mlp, linear"),
         ("mlp", dict(vocabulary=5), "vocabulary=5 doesn't fit image input"),
-        ("mlp", dict(patch_size=2), "option patch_size=2 means nothing to model 'mlp'; its options: none"),
+        ("mlp", dict(patch_size=2), "patch_size=2 means nothing to model 'mlp'; its options: none"),
         ("vit-micro", dict(activation="tanh"), "means nothing to model 'vit-micro'; its options: patch_size, image"),
         ("cnn-small", dict(activation="gelu"), "activation='gelu' must be 'relu' or 'tanh'"),
         ("cnn-small", dict(input_shape=(1, 3, 3)), "images of 3x3 are too small for cnn-small; 4x4 is the least"),

@@ -56,10 +56,10 @@ CLIPPING = (
         "tests/test_engine_equality.py",
         (
             "gate.py",
-            "factors = bounded_factors(self.group.tape.clip, norms, self.group.threshold, lowest) * scale",
-            "mean = [g.weighted_sum(torch.full_like(norms, 1 / max(1, len(norms)))).square().sum() for g in grads.values()]\n"
-            "        mean = torch.stack(mean).sum().sqrt().to(norms.dtype).expand_as(norms) * scale\n"
-            "        factors = bounded_factors(self.group.tape.clip, mean, self.group.threshold, lowest) * scale",
+            "factors = bounded_factors(clip, norms, threshold, lowest) * scale",
+            "mean = [g.weighted_sum(torch.full_like(norms, 1 / max(1, len(norms)))).square().sum() for g in grads]\n"
+            "    mean = torch.stack(mean).sum().sqrt().to(norms.dtype).expand_as(norms) * scale\n"
+            "    factors = bounded_factors(clip, mean, threshold, lowest) * scale",
         ),
     ),
     mutant(
@@ -95,6 +95,55 @@ CLIPPING = (
         "R_m bounds what is really added, rounding included",
         "tests/test_clipping.py",
         ("clipping.py", "capped, 0.0) * (1.0 - _ROUNDING[dtype])", "capped, 0.0)"),
+    ),
+    mutant(
+        "a token's opposite terms added one by one",
+        "R_m bounds what is really added, rounding included",
+        "tests/test_bounds.py",
+        (
+            "persample/lookup.py",
+            "self.g = sums.index_add_(0, first.flatten(), self.g.flatten(0, 1).to(wide)).view(self.g.shape)",
+            "sums.index_add_(0, first.flatten(), self.g.flatten(0, 1).to(wide))\n"
+            "            self._square_norms, self.g = square_sums(sums.view(self.g.shape)), self.g.to(wide)",
+        ),
+        (
+            "persample/lookup.py",
+            "            self._square_norms = square_sums(self.g)",
+            "            self._square_norms = square_sums(self.g) if self._square_norms is None else self._square_norms",
+        ),
+    ),
+    mutant(
+        "no guard against pixels that cancel",
+        "R_m bounds what is really added, rounding included",
+        "tests/test_bounds.py",
+        ("persample/convolution.py", "            self._cancelling = doubtful\n", ""),
+    ),
+    mutant(
+        "norm 0 with factor 1",
+        "a sample without a norm adds nothing",
+        "tests/test_clipping.py",
+        (
+            "clipping.py",
+            "torch.nan_to_num(norms / longest, nan=0.0)",
+            "torch.where(norms > 0, norms / longest, 1.0)",
+        ),
+    ),
+    mutant(
+        "squares that underflow",
+        "norms aren't too small, however small the gradient is",
+        "tests/test_bounds.py",
+        ("gate.py", "return norms, shortened(factors, norms, room * scale)", "return norms, factors"),
+    ),
+    mutant(
+        "samples summed before they are pulled back",
+        "R_m bounds what is really added, rounding included",
+        "tests/test_bounds.py",
+        (
+            "persample/pulled.py",
+            "            return self._pulled_one_by_one.weighted_sum(factors)\n",
+            "            total = self.upstream.weighted_sum(factors).view(self.derived.shape)\n"
+            "            return self._pull(total.to(self.derived.dtype), batched=False).to(total.dtype)\n",
+        ),
     ),
     mutant(
         "a user's clip function believed",
@@ -138,13 +187,40 @@ CLIPPING = (
         "products summed in half precision",
         "R_m bounds what is really added, rounding included",
         "tests/test_precision_sums.py",
-        ("persample/base.py", "return a.to(wide) @ b.to(wide)", "return (a @ b).to(wide)"),
+        (
+            "persample/base.py",
+            "return a.to(wide) @ b.to(wide)",
+            "low = min(a.dtype, b.dtype, key=lambda d: torch.finfo(d).bits)\n    return (a.to(low) @ b.to(low)).to(wide)",
+        ),
     ),
     mutant(
         "sums in half precision before the noise",
         "R_m bounds what is really added, rounding included",
         "tests/test_precision_sums.py",
         ("guard.py", "total if self.keeps_wide and", "total if False and"),
+    ),
+    mutant(
+        "passes on weights that were moved without noise",
+        "a sample's gradient doesn't depend on the others of its batch",
+        "tests/test_unmoved.py",
+        ("unmoved.py", "return self._differing(self._first, now)", "return []"),
+    ),
+    mutant(
+        "weights moved by hand before the step",
+        "weights move by what has noise alone",
+        "tests/test_unmoved.py",
+        ("unmoved.py", "return moved if moved and (", "return moved if False and ("),
+    ),
+    mutant(
+        "a batch that was given up kept beside p.grad",
+        "what zero_grad gives up is released by no later step",
+        "tests/test_states_gradients.py",
+        (
+            "guard.py",
+            "if self.wide is None or self.left is None or self.left.released or not self.left.stands(grad):",
+            "if self.wide is None:",
+        ),
+        ("step.py", "        for slot, _ in sums:\n            slot.left = slot.wide = None\n", ""),
     ),
     mutant(
         "thresholds loaded into a logical batch",
@@ -404,6 +480,12 @@ NOISE = (
 
 ACCOUNTING = (
     mutant(
+        "what was spent on the weights before untold",
+        "a statement on final weights tells what earlier engines spent on them",
+        "tests/test_earlier.py",
+        ("engine.py", "earlier=() if self._training is None else self._training.before,", "earlier=(),"),
+    ),
+    mutant(
         "wrong q in the ledger",
         "the rate that is accounted is the rate at which samples are drawn",
         "tests/test_mechanism.py",
@@ -485,16 +567,16 @@ ACCOUNTING = (
         "filling that counts",
         "what fills a padded batch up adds nothing",
         "tests/test_draws.py",
-        ("sampling.py", "if acting > sum(", "if False and acting > sum("),
+        ("claims.py", "if acting > batch.acting:", "if False:"),
     ),
     mutant(
         "half a batch vouched for",
         "a statement says groupclip's sampling only for steps on whole batches of it",
         "tests/test_sampling_claims.py",
         (
-            "sampling.py",
-            "sum(piece.units for piece in self._pieces) == units",
-            "sum(piece.units for piece in self._pieces)",
+            "claims.py",
+            "self.handed_out == self.units == units",
+            "self.handed_out == self.units",
         ),
     ),
     mutant(
@@ -513,7 +595,25 @@ ACCOUNTING = (
         "batches left out vouched for",
         "a statement says groupclip's sampling only where every batch that was drawn has a step",
         "tests/test_sampling_claims.py",
-        ("sampling.py", "return self._position(batch) > done", "return False"),
+        ("claims.py", "return self._position(batch) > self._behind(owner)", "return False"),
+    ),
+    mutant(
+        "a sampler begun anew vouched for",
+        "a statement says groupclip's sampling only where every batch that was drawn has a step, whichever iterator drew it",
+        "tests/test_sampling_claims.py",
+        ("claims.py", "return bool(in_turn) and not left", "return bool(in_turn)"),
+    ),
+    mutant(
+        "a state loaded after a batch was given up vouched for",
+        "a statement says groupclip's sampling only where every batch that was drawn has a step, whichever engine it was for",
+        "tests/test_sampling_claims.py",
+        ("claims.py", "if self.resumed_at is not None:", "if False:"),
+    ),
+    mutant(
+        "a micro-batch twice vouched for",
+        "a statement says groupclip's sampling only for steps on the samples that were drawn, each once",
+        "tests/test_sampling_claims.py",
+        ("rows.py", "return Likeness.OTHER", "return Likeness.SAME"),
     ),
     mutant(
         "the noise of a given key resumed",

@@ -5,6 +5,7 @@ import torch
 
 from groupclip.cli.app import run
 from groupclip.models import build_model
+from groupclip.run import start
 from groupclip.run.config import checked_request
 from groupclip.run.resolve import resolve
 from groupclip.run.threads import VARIABLES, advised_threads, using
@@ -48,8 +49,9 @@ def told(monkeypatch, tmp_path, capsys):
             monkeypatch.delenv(name, raising=False)
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
-        seen = []
+        seen, loading = [], []
         train = "groupclip.run.train.Run.train"
+        monkeypatch.setattr("groupclip.run.start", lambda *a, **k: loading.append(torch.get_num_threads()) or start(*a, **k))
         from groupclip.run.train import Run
 
         plain = Run.train
@@ -57,6 +59,7 @@ def told(monkeypatch, tmp_path, capsys):
             patch.setattr(train, lambda self, *a, **k: seen.append(torch.get_num_threads()) or plain(self, *a, **k))
             assert run(["train", *SMALL, *more, "--out", str(tmp_path / "run")]) == 0
             assert torch.get_num_threads() == 3
+        assert loading == seen  # where data are read as well
         return capsys.readouterr().err, seen
 
     return command

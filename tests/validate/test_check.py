@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from groupclip.layout import Axis, Layouts
 from small import Made, cross_entropy, images
 from torch import Tensor, nn
 
 import groupclip as gc
-from groupclip.layout import Axis, Layouts
 from models import CATALOGUE
 
 STYLES = ("all-layer", "layer-wise", "param-wise")

@@ -15,7 +15,7 @@ from .plan import text as plan_text
 from .task import task_options
 
 
-@click.command(epilog=told())
+@click.command(epilog=told(), short_help="Attack a plan, and hold what shows against what it claims.")
 @task_options
 @click.option(
     "--run", "folder", type=click.Path(path_type=Path), metavar="OUT", help="Audit the plan of a run, as it is."

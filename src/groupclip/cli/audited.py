@@ -157,7 +157,7 @@ def _made_up(task: Any, samples: int = 3) -> tuple[Any, Any]:
     """Random inputs of the task's shape, and random labels."""
     shape = (samples, *task.input_shape)
     generator = torch.Generator().manual_seed(0)
-    if task.kind == "image":
+    if task.vocabulary is None:
         inputs = torch.rand(shape, generator=generator) * 2 - 1
     else:
         inputs = torch.randint(1, task.vocabulary, shape, generator=generator)

@@ -14,7 +14,7 @@ _GPT2 = {"gpt2-small": (768, 12, 12), "gpt2-medium": (1024, 24, 16), "gpt2-large
 _ROBERTA = {"roberta-base": (768, 12, 12), "roberta-large": (1024, 24, 16)}
 
 
-@click.command("bench")
+@click.command("bench", short_help="Measure time and memory of passes that clip.")
 @click.option("--workload", required=True, help="A model of groupclip, e.g. vit-small; or roberta-base, gpt2-small ...")
 @click.option("--batch", "samples", type=click.IntRange(min=1), default=8, show_default=True, help="Physical batch.")
 @click.option("--styles", default=_STYLES, show_default=True, help="Clipping styles, with commas between them.")

@@ -11,7 +11,7 @@ import click
 from .arguments import arguments_at_fault, print_json
 
 
-@click.command()
+@click.command(short_help="Compute the paper's Theorem 1 for groups and steps.")
 @click.option("--groups", "groups_text", required=True, help="Numbers of groups M, with commas between them.")
 @click.option("--steps", "steps_text", required=True, help="Numbers of steps T, with commas between them.")
 @click.option("--batch-size", type=float, default=1000, show_default=True, help="B.")

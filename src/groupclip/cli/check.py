@@ -12,7 +12,7 @@ from .options import told
 from .task import chosen, cross_entropy, task_options
 
 
-@click.command(epilog=told())
+@click.command(epilog=told(), short_help="Check that a model keeps samples apart, before a long run.")
 @task_options
 @click.option("--samples", type=click.IntRange(min=2), default=3, show_default=True, help="Samples to replay.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

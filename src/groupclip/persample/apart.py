@@ -34,6 +34,9 @@ class Apart(PerSample):
     def square_norms(self) -> Tensor:
         return torch.stack([part.square_norms() for part in self.parts]).sum(dim=0)
 
+    def square_rooms(self) -> Tensor | float:
+        return sum(part.square_rooms() for part in self.parts)
+
     def weighted_sum(self, factors: Tensor) -> Tensor:
         total = self.parts[0].weighted_sum(factors)
         for part in self.parts[1:]:

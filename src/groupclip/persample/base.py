@@ -37,8 +37,19 @@ class PerSample(ABC):
         """``[B]`` squared norms, in float32 or better, exact up to rounding and never negative."""
 
     @abstractmethod
+    def square_rooms(self) -> Tensor | float:
+        """Room for rounding and underflow, as a squared length: ``[B]``, or one number for all samples.
+
+        What a sample adds to the weighted sum is no longer than its factor times (the root of its squared norm plus the root
+        of this), to a few roundings of the dtype. Known when norms are.
+        """
+
+    @abstractmethod
     def weighted_sum(self, factors: Tensor) -> Tensor:
-        """``sum_i factors[i] * gradient_i``, in the shape of the tensor and in float32 or better. ``factors`` is ``[B]``."""
+        """``sum_i factors[i] * gradient_i``, in the shape of the tensor and in float32 or better. ``factors`` is ``[B]``.
+
+        A sample whose terms cancel adds their sum, not its terms: huge ones would round away what the others have added.
+        """
 
     @abstractmethod
     def instantiate(self) -> Tensor:
@@ -54,6 +65,11 @@ class PerSample(ABC):
         return self
 
 
+def weighing_rounding(x: Tensor) -> float:
+    """By how much an operand of :func:`wide_product` is rounded after it was weighed, beyond float32: for tensor cores."""
+    return 2.0**-9 if x.is_cuda and x.dtype == torch.bfloat16 else 0.0
+
+
 def wide_product(a: Tensor, b: Tensor) -> Tensor:
     """``a @ b`` in float32 or better, also of half-precision factors.
 
@@ -61,15 +77,15 @@ def wide_product(a: Tensor, b: Tensor) -> Tensor:
     the whole sum, wherever it lies on a border. Each sample's own rounding is within its threshold, and the sum keeps it.
     """
     wide = accumulation_dtype(a.dtype)
-    if a.is_cuda and wide != a.dtype:  # tensor cores sum in float32 anyway
+    if a.is_cuda and wide != a.dtype == b.dtype:  # tensor cores sum in float32 anyway
         return torch.mm(a, b, out_dtype=wide)
     return a.to(wide) @ b.to(wide)
 
 
 def weigh(x: Tensor, factors: Tensor) -> Tensor:
-    """``x [B, ..]`` with sample i scaled by ``factors[i]``: multiplied in float32 or better, then in the dtype of x.
+    """``x [B, ..]`` with sample i scaled by ``factors[i]``, in float32 or better.
 
-    In half precision the factor itself may overflow or lose its last bits, and the threshold would not hold.
+    In half precision the factor may overflow, a small product has few bits left or none, and the threshold would not hold.
     """
-    weights = factors.to(accumulation_dtype(x.dtype)).view(-1, *[1] * (x.dim() - 1))
-    return (x * weights).to(x.dtype)
+    wide = accumulation_dtype(x.dtype)
+    return x.to(wide) * factors.to(wide).view(-1, *[1] * (x.dim() - 1))

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..norms import AUTO, CANCELLATION, GRAM, accumulation_dtype, choose_method, gram_square_sums, square_sums
 from .base import PerSample, weigh
+from .cancelling import add_apart, chosen_of, few_at_once
 from .dense import Dense
 
 
@@ -48,6 +49,8 @@ class Convolution(PerSample):
     def __init__(self, x: Tensor, g: Tensor, geometry: Geometry) -> None:
         self.x, self.g, self.geometry = x, g, geometry
         self._square_norms: Tensor | None = None
+        self._square_rooms: Tensor | None = None
+        self._cancelling: Tensor | None = None  # [B]: samples whose pixels nearly cancel in a group of channels
 
     @property
     def dtype(self) -> torch.dtype:
@@ -77,16 +80,43 @@ class Convolution(PerSample):
 
     def square_norms(self) -> Tensor:
         if self._square_norms is None:
-            squares, ratio = gram_square_sums(*self._factors())
-            batch, n = self.num_samples, self.geometry.groups
-            squares, ratio = squares.view(batch, n).sum(dim=1), ratio.view(batch, n).amin(dim=1)
-            doubtful = (ratio < CANCELLATION).nonzero().flatten()
-            if len(doubtful) > 0:
-                squares[doubtful] = square_sums(self.select(doubtful).instantiate())
-            self._square_norms = squares
+            self._square_norms, self._square_rooms = self._by_gram()
         return self._square_norms
 
+    def square_rooms(self) -> Tensor:
+        self.square_norms()
+        assert self._square_rooms is not None
+        return self._square_rooms
+
+    def _by_gram(self) -> tuple[Tensor, Tensor]:
+        batch, n = self.num_samples, self.geometry.groups
+        squares, ratio, rooms = (found.view(batch, n) for found in gram_square_sums(*self._factors()))
+        squares, ratio, rooms = squares.sum(dim=1), ratio.amin(dim=1), rooms.sum(dim=1)
+        doubtful = ratio < CANCELLATION
+        if bool(doubtful.any()):
+            self._cancelling = doubtful
+            rooms.masked_fill_(doubtful, 0.0)
+            for which, grads in few_at_once(doubtful, self._numbers, self._exact):
+                squares[which] = square_sums(grads).to(squares.dtype)
+        return squares, rooms
+
+    @property
+    def _numbers(self) -> int:
+        positions = self.x.shape[1] * prod(self.g.shape[3:])
+        return max(prod(self._shape), positions * prod(self._shape[1:]) * self.geometry.groups)
+
+    def _exact(self, which: Tensor) -> Tensor:
+        x, g = self.x.index_select(0, which), self.g.index_select(0, which)
+        return Convolution(x.double(), g.double(), self.geometry).instantiate()
+
     def weighted_sum(self, factors: Tensor) -> Tensor:
+        squares = self.square_norms()
+        if self._cancelling is None:
+            return self._product(factors)
+        total = self._product(factors.masked_fill(self._cancelling, 0.0))
+        return add_apart(total, factors, squares, self._cancelling, self._numbers, self._exact)
+
+    def _product(self, factors: Tensor) -> Tensor:
         wide = accumulation_dtype(self.x.dtype)
         x, g = self.x.flatten(0, 1).to(wide), weigh(self.g, factors).flatten(0, 1).to(wide)
         geo, dims = self.geometry, len(self.geometry.kernel)
@@ -101,7 +131,11 @@ class Convolution(PerSample):
         return torch.bmm(g.transpose(1, 2), a).view(self.num_samples, *self._shape)
 
     def select(self, index: Tensor) -> Convolution:
-        return Convolution(self.x.index_select(0, index), self.g.index_select(0, index), self.geometry)
+        chosen = Convolution(self.x.index_select(0, index), self.g.index_select(0, index), self.geometry)
+        chosen._square_norms, chosen._square_rooms, chosen._cancelling = chosen_of(
+            index, self._square_norms, self._square_rooms, self._cancelling
+        )
+        return chosen
 
     def settle(self, method: str) -> PerSample:
         if method == AUTO:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..norms import INSTANTIATED, accumulation_dtype, square_sums
+from ..norms import INSTANTIATED, accumulation_dtype, lost, square_sums
 from .base import PerSample
 
 
@@ -32,6 +32,9 @@ class Dense(PerSample):
         if self._square_norms is None:
             self._square_norms = square_sums(self.grads)
         return self._square_norms
+
+    def square_rooms(self) -> float:
+        return lost(accumulation_dtype(self.grads.dtype), self.grads[0].numel() if len(self.grads) else 0)
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
         grads = self.grads.to(accumulation_dtype(self.grads.dtype))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..norms import accumulation_dtype
+from ..norms import CANCELLATION, accumulation_dtype, lost, square_sums
 from .base import PerSample, weigh
+from .cancelling import add_apart, chosen_of, few_at_once
 from .outer import Outer
 
 
@@ -20,34 +21,55 @@ class Lookup(PerSample):
 
     def __init__(self, ids: Tensor, g: Tensor, rows: int) -> None:
         self.ids, self.g, self.rows = ids, g, rows
+        self._dtype, self._added_up = g.dtype, False
         self._square_norms: Tensor | None = None
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.g.dtype
+        return self._dtype
 
     @property
     def num_samples(self) -> int:
         return self.ids.shape[0]
 
+    def _add_up(self) -> None:
+        """Give the first of a sample's equal tokens the gradients of them all, and the others none, in float32 or better.
+
+        So a sample's terms meet each other before they meet those of other samples, and what is normed is what is added.
+        O(B T d), no T x T mask.
+        """
+        if self._added_up:
+            return
+        wide = accumulation_dtype(self.g.dtype)
+        batch, positions, dim = self.g.shape
+        if positions > 1:
+            # Sorted, equal tokens lie side by side, the first one first.
+            ids, order = self.ids.sort(dim=1, stable=True)
+            places = torch.arange(positions, device=ids.device).expand(batch, -1)
+            new = torch.ones_like(ids, dtype=torch.bool)
+            new[:, 1:] = ids[:, 1:] != ids[:, :-1]
+            runs = torch.where(new, places, 0).cummax(dim=1).values
+            first = torch.empty_like(order).scatter_(1, order, order.gather(1, runs))
+            first += torch.arange(0, batch * positions, positions, device=ids.device).unsqueeze(1)
+            sums = torch.zeros(batch * positions, dim, dtype=wide, device=self.g.device)
+            self.g = sums.index_add_(0, first.flatten(), self.g.flatten(0, 1).to(wide)).view(self.g.shape)
+        else:
+            self.g = self.g.to(wide)
+        self._added_up = True
+
     def square_norms(self) -> Tensor:
-        """The gradients of one sample's equal tokens are added first, then squared: O(B T d), no T x T mask."""
         if self._square_norms is None:
-            wide = accumulation_dtype(self.g.dtype)
-            batch, dim = self.num_samples, self.g.shape[-1]
-            owner = torch.arange(batch, device=self.ids.device).unsqueeze(1)
-            cells, where = torch.unique(owner * self.rows + self.ids, return_inverse=True)
-            sums = torch.zeros(len(cells), dim, dtype=wide, device=self.g.device)
-            sums.index_add_(0, where.flatten(), self.g.flatten(0, 1).to(wide))
-            squares = torch.zeros(batch, dtype=wide, device=self.g.device)
-            self._square_norms = squares.index_add_(0, cells // self.rows, sums.square_().sum(dim=1))
+            self._add_up()
+            self._square_norms = square_sums(self.g)
         return self._square_norms
 
+    def square_rooms(self) -> float:
+        return lost(accumulation_dtype(self._dtype), self.g.shape[1] * self.g.shape[2])
+
     def weighted_sum(self, factors: Tensor) -> Tensor:
-        wide = accumulation_dtype(self.g.dtype)
-        weighted = weigh(self.g, factors).to(wide)
-        table = torch.zeros(self.rows, self.g.shape[-1], dtype=wide, device=self.g.device)
-        return table.index_add_(0, self.ids.flatten(), weighted.flatten(0, 1))
+        self._add_up()
+        table = torch.zeros(self.rows, self.g.shape[-1], dtype=self.g.dtype, device=self.g.device)
+        return table.index_add_(0, self.ids.flatten(), weigh(self.g, factors).flatten(0, 1))
 
     def instantiate(self) -> Tensor:
         batch, dim = self.num_samples, self.g.shape[-1]
@@ -58,7 +80,9 @@ class Lookup(PerSample):
         return tables.view(batch, self.rows, dim)
 
     def select(self, index: Tensor) -> Lookup:
-        return Lookup(self.ids.index_select(0, index), self.g.index_select(0, index), self.rows)
+        chosen = Lookup(self.ids.index_select(0, index), self.g.index_select(0, index), self.rows)
+        chosen._dtype, chosen._added_up = self._dtype, self._added_up
+        return chosen
 
     def settle(self, method: str) -> Lookup:
         del method
@@ -81,6 +105,8 @@ class Tied(PerSample):
     def __init__(self, lookup: Lookup, linear: Outer) -> None:
         self.lookup, self.linear = lookup, linear
         self._square_norms: Tensor | None = None
+        self._square_rooms: Tensor | None = None
+        self._cancelling: Tensor | None = None  # [B]: samples whose lookup and linear layer nearly cancel
 
     @property
     def dtype(self) -> torch.dtype:
@@ -96,27 +122,64 @@ class Tied(PerSample):
 
     def square_norms(self) -> Tensor:
         if self._square_norms is None:
-            a, g = self.linear.a, self.linear.g  # [B, T, d], [B, T, V] for a weight [V, d]
-            if self.linear.inputs_first:
-                a, g = g, a  # the transposed use of a [V, d] table has V inputs and d outputs
-            wide = accumulation_dtype(a.dtype)
-            ids = self.lookup.ids.unsqueeze(1).expand(-1, g.shape[1], -1)  # [B, T, S]
-            inner = torch.bmm(a.to(wide), self.lookup.g.to(wide).transpose(1, 2))  # [B, T, S]
-            cross = (g.gather(2, ids).to(wide) * inner).sum(dim=(1, 2))
-            squares = self.lookup.square_norms() + self.linear.square_norms() + 2 * cross
-            # The cross term may cancel nearly all (|x + y|^2 with y near -x): then the rounding of the parts shows.
-            parts = self.lookup.square_norms() + self.linear.square_norms()
-            doubtful = (squares < 1e-3 * parts).nonzero().flatten()
-            for i in doubtful.unsqueeze(1):  # one at a time: a table a sample is large
-                squares[i] = self.select(i).instantiate().double().square().sum().to(wide)
-            self._square_norms = squares
+            self._square_norms, self._square_rooms = self._with_cross_term()
         return self._square_norms
 
+    def square_rooms(self) -> Tensor:
+        self.square_norms()
+        assert self._square_rooms is not None
+        return self._square_rooms
+
+    def _with_cross_term(self) -> tuple[Tensor, Tensor]:
+        parts = self.lookup.square_norms() + self.linear.square_norms()
+        a, g = self.linear.a, self.linear.g  # [B, T, d], [B, T, V] for a weight [V, d]
+        if self.linear.inputs_first:
+            a, g = g, a  # the transposed use of a [V, d] table has V inputs and d outputs
+        wide = accumulation_dtype(a.dtype)
+        a, up = a.to(wide), self.lookup.g.to(wide)
+        ids = self.lookup.ids.unsqueeze(1).expand(-1, g.shape[1], -1)  # [B, T, S]
+        read = g.gather(2, ids).to(wide)
+        cross = (read * torch.bmm(a, up.transpose(1, 2))).sum(dim=(1, 2))
+        # What the terms of the cross term amount to without their signs.
+        lengths = torch.linalg.vector_norm(a, dim=2).unsqueeze(1), torch.linalg.vector_norm(up, dim=2).unsqueeze(2)
+        size = torch.bmm(torch.bmm(lengths[0], read.abs()), lengths[1]).flatten()
+        squares = parts + 2 * cross
+        eps = torch.finfo(wide).eps / 2
+        off = eps * (4 + a.shape[2] ** 0.5 / 2) * (parts + 2 * size)
+        rooms = off.double().square() / squares.double().clamp(min=torch.finfo(wide).tiny)
+        rooms = rooms + self.lookup.square_rooms() + self.linear.square_rooms()
+        # The cross term may cancel nearly all (|x + y|^2 with y near -x): then the rounding of the parts shows.
+        doubtful = squares < CANCELLATION / 3 * (parts + 2 * size)
+        if bool(doubtful.any()):
+            self._cancelling = doubtful
+            rooms = rooms.masked_fill(doubtful, 0.0)
+            for which, grads in few_at_once(doubtful, self._numbers, self._exact):
+                squares[which] = square_sums(grads).to(squares.dtype)
+        return squares, rooms
+
+    @property
+    def _numbers(self) -> int:
+        return self.lookup.rows * self.lookup.g.shape[2]
+
+    def _exact(self, which: Tensor) -> Tensor:
+        lookup, linear = self.lookup.select(which), self.linear.select(which)
+        lookup.g = lookup.g.double()
+        return lookup.instantiate() + Outer(linear.a.double(), linear.g.double(), linear.inputs_first).instantiate()
+
     def weighted_sum(self, factors: Tensor) -> Tensor:
-        return self.linear.weighted_sum(factors) + self.lookup.weighted_sum(factors)
+        squares = self.square_norms()
+        if self._cancelling is None:
+            return self.linear.weighted_sum(factors) + self.lookup.weighted_sum(factors)
+        rest = factors.masked_fill(self._cancelling, 0.0)
+        total = self.linear.weighted_sum(rest) + self.lookup.weighted_sum(rest)
+        return add_apart(total, factors, squares, self._cancelling, self._numbers, self._exact)
 
     def instantiate(self) -> Tensor:
         return self.lookup.instantiate() + self.linear.instantiate()
 
     def select(self, index: Tensor) -> Tied:
-        return Tied(self.lookup.select(index), self.linear.select(index))
+        chosen = Tied(self.lookup.select(index), self.linear.select(index))
+        chosen._square_norms, chosen._square_rooms, chosen._cancelling = chosen_of(
+            index, self._square_norms, self._square_rooms, self._cancelling
+        )
+        return chosen

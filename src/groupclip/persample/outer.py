@@ -5,16 +5,13 @@ Legend: B samples, T positions that share the weight, d inputs, p outputs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
 from ..norms import AUTO, CANCELLATION, GRAM, accumulation_dtype, choose_method, gram_square_sums, square_sums
-from .base import PerSample, weigh, wide_product
+from .base import PerSample, weigh, weighing_rounding, wide_product
+from .cancelling import add_apart, chosen_of, few_at_once
 from .dense import Dense
-
-_AT_ONCE = 1 << 24  # numbers of gradients that are instantiated together to be normed
 
 
 class Outer(PerSample):
@@ -29,6 +26,7 @@ class Outer(PerSample):
     def __init__(self, a: Tensor, g: Tensor, inputs_first: bool = False) -> None:
         self.a, self.g, self.inputs_first = a, g, inputs_first
         self._square_norms: Tensor | None = None
+        self._square_rooms: Tensor | None = None
         self._cancelling: Tensor | None = None  # [B]: samples whose positions nearly cancel; None if there are none
 
     @property
@@ -49,47 +47,55 @@ class Outer(PerSample):
 
     def square_norms(self) -> Tensor:
         if self._square_norms is None:
-            self._square_norms = self._by_gram()
+            self._square_norms, self._square_rooms = self._closed() if self.positions == 1 else self._by_gram()
         return self._square_norms
 
-    def _by_gram(self) -> Tensor:
-        if self.positions == 1:
-            return square_sums(self.a) * square_sums(self.g)
-        squares, ratio = gram_square_sums(self.a, self.g)
+    def square_rooms(self) -> Tensor:
+        self.square_norms()
+        assert self._square_rooms is not None
+        return self._square_rooms
+
+    def _closed(self) -> tuple[Tensor, Tensor]:
+        a, g = square_sums(self.a), square_sums(self.g)
+        tiny = torch.finfo(a.dtype).tiny
+        return a * g, torch.add(a * (tiny * self.g.shape[2]), g, alpha=tiny * self.a.shape[2])
+
+    def _by_gram(self) -> tuple[Tensor, Tensor]:
+        squares, ratio, rooms = gram_square_sums(self.a, self.g, weighing_rounding(self.g))
         # <AA^T, GG^T> of a sample whose terms cancel says little: take that sample's gradient itself.
         doubtful = ratio < CANCELLATION
         if bool(doubtful.any()):
             self._cancelling = doubtful
-            for which, grads in self._few_at_once(doubtful):
+            rooms.masked_fill_(doubtful, 0.0)
+            for which, grads in few_at_once(doubtful, self._numbers, self._exact):
                 squares[which] = square_sums(grads).to(squares.dtype)
-        return squares
+        return squares, rooms
 
-    def _few_at_once(self, chosen: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Indices of chosen samples and their gradients in float64, as many at once as memory allows."""
-        few = max(1, _AT_ONCE // (self.a.shape[2] * self.g.shape[2]))
-        for which in chosen.nonzero().flatten().split(few):
-            part = self.select(which)
-            yield which, Outer(part.a.double(), part.g.double(), self.inputs_first).instantiate()
+    @property
+    def _numbers(self) -> int:
+        return self.a.shape[2] * self.g.shape[2]
+
+    def _exact(self, which: Tensor) -> Tensor:
+        a, g = self.a.index_select(0, which), self.g.index_select(0, which)
+        return Outer(a.double(), g.double(), self.inputs_first).instantiate()
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
+        squares = self.square_norms()
         if self._cancelling is None:
             return self._product(factors)
-        # The rounding of C * g would be added where the gradient itself cancels, and such a sample exceed its threshold: weigh
-        # the very gradients that were normed.
         total = self._product(factors.masked_fill(self._cancelling, 0.0))
-        for which, grads in self._few_at_once(self._cancelling):
-            total += torch.tensordot(factors[which].double(), grads, 1).to(total.dtype)
-        return total
+        return add_apart(total, factors, squares, self._cancelling, self._numbers, self._exact)
 
     def _product(self, factors: Tensor) -> Tensor:
         a, g = self.a, self.g
         if a.dtype == torch.float16:  # its range is too small for factors of large gradients
             a, g = a.float(), g.float()
         # Scale the thinner operand, and never in place: autograd may be using the same tensor elsewhere.
+        kept = a.dtype if weighing_rounding(g) else accumulation_dtype(a.dtype)
         if a.shape[2] < g.shape[2]:
-            a = weigh(a, factors)
+            a = weigh(a, factors).to(kept)
         else:
-            g = weigh(g, factors)
+            g = weigh(g, factors).to(kept)
         a, g = a.flatten(0, 1), g.flatten(0, 1)
         return wide_product(a.t(), g) if self.inputs_first else wide_product(g.t(), a)
 
@@ -101,8 +107,9 @@ class Outer(PerSample):
 
     def select(self, index: Tensor) -> Outer:
         chosen = Outer(self.a.index_select(0, index), self.g.index_select(0, index), self.inputs_first)
-        if self._cancelling is not None:
-            chosen._cancelling = self._cancelling.index_select(0, index)
+        chosen._square_norms, chosen._square_rooms, chosen._cancelling = chosen_of(
+            index, self._square_norms, self._square_rooms, self._cancelling
+        )
         return chosen
 
     def transposed(self) -> Outer:

@@ -45,6 +45,7 @@ class Pulled(PerSample):
 
     def __init__(self, upstream: PerSample, derived: Tensor, leaf: Tensor, isometric: bool) -> None:
         self.upstream, self.derived, self.leaf, self.isometric = upstream, derived, leaf, isometric
+        self._own: Dense | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -81,18 +82,27 @@ class Pulled(PerSample):
         """Other gradients pulled back in the same way."""
         return Pulled(upstream, self.derived, self.leaf, self.isometric)
 
+    @property
+    def _pulled_one_by_one(self) -> Dense:
+        """Of a tensor that is computed with: J may take a huge gradient to a small one (``w - w.mean()``), whose factor is
+        large. The sum before it was pulled would lose the other samples in the terms that J takes away.
+        """
+        if self._own is None:
+            self._own = Dense(self.instantiate())
+        return self._own
+
     def square_norms(self) -> Tensor:
-        if self.isometric:
-            return self.upstream.square_norms()
-        return Dense(self.instantiate()).square_norms()
+        return (self.upstream if self.isometric else self._pulled_one_by_one).square_norms()
+
+    def square_rooms(self) -> Tensor | float:
+        return (self.upstream if self.isometric else self._pulled_one_by_one).square_rooms()
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
-        # f's derivative is linear, so the weighted sum is pulled back once for all samples.
+        if not self.isometric:
+            return self._pulled_one_by_one.weighted_sum(factors)
         total = self.upstream.weighted_sum(factors).view(self.derived.shape)
         if self.derived.dtype == accumulation_dtype(self.derived.dtype):
             return self._pull(total.to(self.derived.dtype), batched=False)
-        if not self.isometric:  # its arithmetic would round the sum in half precision: each sample by itself, then
-            return Dense(self.instantiate()).weighted_sum(factors)
         pulled = torch.zeros(self.leaf.shape, dtype=total.dtype, device=total.device)
         for _ in range(_PARTS):  # entries that are moved are moved as they are
             part = total.to(self.derived.dtype)
@@ -127,7 +137,10 @@ class Pulled(PerSample):
         return grad
 
     def select(self, index: Tensor) -> Pulled:
-        return self.of(self.upstream.select(index))
+        chosen = self.of(self.upstream.select(index))
+        if self._own is not None:  # pulled again, beside others, rounding might leave another remainder than was normed
+            chosen._own = self._own.select(index)
+        return chosen
 
     def settle(self, method: str) -> PerSample:
         if self.isometric:
@@ -152,9 +165,12 @@ class Row(PerSample):
     def square_norms(self) -> Tensor:
         return Dense(self.rows).square_norms()
 
+    def square_rooms(self) -> float:
+        return Dense(self.rows).square_rooms()
+
     def weighted_sum(self, factors: Tensor) -> Tensor:
         weighted = weigh(self.rows, factors)
-        return self.rows.new_zeros(self.length, *self.rows.shape[1:]).index_copy(0, self.index, weighted)
+        return weighted.new_zeros(self.length, *self.rows.shape[1:]).index_copy(0, self.index, weighted)
 
     def instantiate(self) -> Tensor:
         out = self.rows.new_zeros(self.num_samples, self.length, *self.rows.shape[1:])

@@ -30,7 +30,13 @@ def layer_norm(
     shape, x = list(normalized_shape), _plain_affine(call, input, weight, bias)
     out = F.layer_norm(x, shape, call.value(weight), call.value(bias), eps)
     return _book(
-        call, out, x, weight, bias, lambda x: F.layer_norm(x, shape, None, None, eps), tuple(range(1, x.dim() - len(shape)))
+        call,
+        out,
+        x,
+        weight,
+        bias,
+        lambda x: F.layer_norm(x, shape, None, None, eps),
+        tuple(range(1, x.dim() - len(shape))),
     )
 
 
@@ -40,7 +46,9 @@ def rms_norm(
     """As :func:`layer_norm`, without mean and bias."""
     shape, x = list(normalized_shape), _plain_affine(call, input, weight, None)
     out = F.rms_norm(x, shape, call.value(weight), eps)
-    return _book(call, out, x, weight, None, lambda x: F.rms_norm(x, shape, None, eps), tuple(range(1, x.dim() - len(shape))))
+    return _book(
+        call, out, x, weight, None, lambda x: F.rms_norm(x, shape, None, eps), tuple(range(1, x.dim() - len(shape)))
+    )
 
 
 def group_norm(
@@ -48,9 +56,7 @@ def group_norm(
 ) -> Tensor:  # fmt: skip
     """``weight`` and ``bias`` ``[C]``, the second dimension of the input."""
     del cudnn_enabled
-    return _of_images(
-        call, input, weight, bias, lambda x, weight, bias: F.group_norm(x, num_groups, weight, bias, eps)
-    )
+    return _of_images(call, input, weight, bias, lambda x, weight, bias: F.group_norm(x, num_groups, weight, bias, eps))
 
 
 def instance_norm(

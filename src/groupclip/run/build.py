@@ -126,7 +126,7 @@ def groups_of(config: RunConfig, task: Task, model: nn.Module, optimizer: Optimi
     if isinstance(config.clipping, str) and config.clipping.startswith(PLANNED):
         from ..memory import planned
 
-        kind = torch.float32 if task.kind == "image" else torch.int64
+        kind = torch.float32 if task.vocabulary is None else torch.int64
         inputs = torch.empty(config.microbatch, *task.input_shape, dtype=kind, device="meta")
         labels = torch.empty(config.microbatch, dtype=torch.int64, device="meta")
         return planned(model, config.clipping, (inputs, labels), optimizer)

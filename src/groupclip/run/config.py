@@ -12,6 +12,7 @@ from typing import Any
 from ..allocation import ALLOCATIONS
 from ..events import ADJACENCIES, SAMPLINGS
 from ..tasks import TaskOptions
+from ..tasks.encoder import PACKAGES
 from .errors import ConfigError
 
 OPTIMIZERS = ("adamw", "sgd")
@@ -21,7 +22,7 @@ ACCOUNTANTS = ("PLD", "RDP", "exact")
 ADAPTIVE_OPTIONS = ("quantile", "rate", "share")
 MODEL_OPTIONS = ("patch_size", "image_size", "activation")
 _LISTS = ("classes",)
-PATH_OPTIONS = ("test", "public")
+PATH_OPTIONS = ("test", "public", "encoder")
 _WHOLE = {"image_size": 1, "patch_size": 1, "max_length": 1, "vocabulary": 1, "prefix": 0}  # the least
 
 
@@ -279,6 +280,8 @@ def _option(key: str, name: str, value: Any) -> Any:
         if not isinstance(items, (list, tuple)):
             raise ConfigError(f"{key}={value!r} must be a list of names")
         return [str(item) for item in items]
+    if name == "encoder" and value in PACKAGES:
+        return value
     if name in PATH_OPTIONS:
         return str(Path(_text(key, value)).expanduser().absolute())
     return _text(key, value)

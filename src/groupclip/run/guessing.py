@@ -46,6 +46,8 @@ def _hints(config: RunConfig, task: Task) -> list[str]:
     hints = []
     if task.kind == "text" and config.model != "linear":
         hints.append("--model linear, which needs far fewer records under noise than a model with hidden layers")
+    if task.kind == "text" and task.vocabulary is not None:
+        hints.append("--task-option encoder=minilm, features of a pretrained encoder in place of hashed words")
     if task.kind == "image" and config.pretrain_steps == 0 and config.model not in ("linear", "mlp"):
         hints.append("--pretrain-steps 1000, which is public and spends no privacy")
     advised = recipe(task.name, task.kind, config.model)

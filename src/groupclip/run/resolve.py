@@ -22,6 +22,8 @@ def advised_reading(request: Mapping[str, Any]) -> dict[str, Any]:
     kind = KINDS.get(request["task"])
     if kind is None:
         return dict(request)
+    if "encoder" in request.get("task_options", {}):
+        return dict(request)
     advised = recipe(request["task"], kind, request.get("model")).task_options
     options = {**advised, **request.get("task_options", {})}
     return {**request, "task_options": options} if options else dict(request)

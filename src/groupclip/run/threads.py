@@ -26,7 +26,7 @@ def chosen_by_environment() -> bool:
 
 def advised_threads(config: RunConfig, task: Task, model: nn.Module) -> int:
     """From 1 to as many as torch has now, by the work in a micro-batch; ``model`` is left as it is."""
-    kind = torch.float32 if task.kind == "image" else torch.int64
+    kind = torch.float32 if task.vocabulary is None else torch.int64
     sample = torch.zeros(1, *task.input_shape, dtype=kind, device="meta")
     shell = copy.deepcopy(model).to("meta")
     with FlopCounterMode(display=False) as counted, torch.no_grad():

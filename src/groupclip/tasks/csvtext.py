@@ -12,6 +12,7 @@ from torch.utils.data import TensorDataset
 
 from groupclip.naming import alike, plain
 
+from .encoder import encoder
 from .spec import Task, TaskOptions
 from .split import SPLIT_RULE, held_out
 from .table import has_column, read_table
@@ -42,6 +43,9 @@ def load_csv(path: Path, options: TaskOptions) -> Task:
             an empty user, users who differ in writing alone, a label outside ``options.classes``.
     """
     defaults = HashTokenizer()
+    reader = None if options.encoder is None else encoder(str(options.encoder), options.max_length)
+    if reader is not None and (idle := [name for name in ("vocabulary", "prefix") if getattr(options, name) is not None]):
+        raise ValueError(f"option {idle[0]} is about hashed words, and means nothing with option encoder: give one of them")
     tokenizer = HashTokenizer(
         vocabulary=defaults.vocabulary if options.vocabulary is None else options.vocabulary,
         max_length=defaults.max_length if options.max_length is None else options.max_length,
@@ -88,30 +92,32 @@ def load_csv(path: Path, options: TaskOptions) -> Task:
             )
 
     def records(part: Rows) -> TensorDataset:
-        ids = tokenizer.encode([row.text for row in part])
-        return TensorDataset(ids, torch.tensor([number[row.label] for row in part]))
+        texts = [row.text for row in part]
+        inputs = tokenizer.encode(texts) if reader is None else reader.encode(texts)
+        return TensorDataset(inputs, torch.tensor([number[row.label] for row in part]))
 
     # where users are protected, how many rows they have is theirs
     owners = None if user_column is None else tuple(row.user for row in train)
     size = {"train_size": len(train)} if owners is None else {"train_users": len(set(owners))}
 
+    private = records(train)
     return Task(
         name="csv",
         kind="text",
-        train=records(train),
+        train=private,
         owners=owners,
         test=records(test),
         public=None if public is None else records(public),
-        input_shape=(tokenizer.row_length,),
+        input_shape=tuple(private.tensors[0].shape[1:]),
         classes=classes,
-        vocabulary=tokenizer.vocabulary,
+        vocabulary=tokenizer.vocabulary if reader is None else None,
         description={
             "name": "csv",
             **size,
             "test_size": len(test),
             "source": "local text file",
             "licence": "not known",
-            "preprocessing": _preprocessing(tokenizer),
+            "preprocessing": _preprocessing(tokenizer) if reader is None else reader.described(),
             "split": (
                 "a test file was given" if options.test is not None else SPLIT_RULE if owners is None else _USER_RULE
             ),

@@ -17,8 +17,11 @@ TASKS: dict[str, tuple[str, ...]] = {
     "mnist": (),
     "fashion-mnist": (),
     "imagefolder": ("image_size", "classes", "public"),
-    "csv": ("text_column", "label_column", "user_column", "max_length", "vocabulary", "prefix", "classes", "test", "public"),
-}
+    "csv": (
+        "text_column", "label_column", "user_column", "max_length", "vocabulary", "prefix",
+        "encoder", "classes", "test", "public",
+    ),
+}  # fmt: skip
 
 
 def load_task(

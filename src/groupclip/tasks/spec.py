@@ -21,6 +21,8 @@ class TaskOptions:
     user_column: name of the one that says whose a row is; then users are protected, and not single rows.
     max_length: words kept of a text (default 64). vocabulary: hash buckets, padding included (default 8192).
     prefix: letters of a longer word's beginning that count as a word as well (default 0: none do).
+    encoder: "minilm", or a folder of a pretrained encoder, whose features a text becomes in place of hashed words; max_length
+        is of its tokens then (default 128).
     classes: the label set, in order. Without it the labels found in the data are taken as public.
     test: path of a test set. public: path of data that needs no protection, for monitoring.
     """
@@ -32,6 +34,7 @@ class TaskOptions:
     max_length: int | None = None
     vocabulary: int | None = None
     prefix: int | None = None
+    encoder: str | Path | None = None
     classes: tuple[str, ...] | None = None
     test: str | Path | None = None
     public: str | Path | None = None
@@ -104,8 +107,8 @@ class Task:
     train: the private records. owners: whose each of them is, where users are to be protected; else None.
     test: held-out records, NOT covered by the privacy guarantee.
     public: records that need no protection at all (fit for a live loss curve), or None.
-    input_shape: of one input, (C, H, W) for images or (T,) for token ids.
-    vocabulary: number of token ids (0 is padding) for text, else None.
+    input_shape: of one input, (C, H, W) for images or (T,) for token ids, (D,) for features of texts.
+    vocabulary: number of token ids (0 is padding) for text as token ids, else None.
     description: JSON-able facts for reports: no path, no statistic of the records but their number.
     remarks: what was left out, and why, for whoever owns the data; it goes into no file.
     """
