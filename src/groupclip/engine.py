@@ -389,7 +389,6 @@ class Engine:
                     "key of that run, its noise comes a second time, and can be subtracted. Attach without noise=, for a fresh key"
                 )
             self.ledger.load_state_dict(state["ledger"])
-            self._step.resumed(self.ledger.steps)
             if self._training is not None:
                 self._training.loaded(state.get("earlier", ()))
         self._amounts.load(state["thresholds"])
