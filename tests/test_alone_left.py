@@ -335,3 +335,55 @@ def test_a_copy_and_a_pickle_carry_nothing_of_the_engine() -> None:
     with pytest.raises(gc.CoverageError, match="deep copy of an attached one"):
         copy.deepcopy(model)(X)
     assert differing(by_engine(engine, lambda: squares(model(X))), right) == []
+
+
+# ------------------------------------------------------------------ outputs
+
+
+class Holder:
+    def __init__(self, h: Tensor) -> None:
+        self.h = h
+
+
+def signed(x: Tensor) -> bool:
+    return bool(x[0, 0, 0] > 0)
+
+
+TWO_PATHS = X.clone()
+TWO_PATHS[:, 0, 0] = torch.tensor([1.0, -1, 1, -1, -1, 1])
+
+CONSTANTS: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "a tensor that is made": lambda m, x: torch.tensor([2.0 if signed(x) else 3.0]),
+    "a number's tensor": lambda m, x: torch.tensor(2.0 if signed(x) else 3.0),
+    "buffers": lambda m, x: m.a if signed(x) else m.b,
+    "parameters": lambda m, x: m.w if signed(x) else m.v,
+    "computed from parameters": lambda m, x: m.w * 2 if signed(x) else m.v * 2,
+    "a parameter, or a sample": lambda m, x: m.w if signed(x) else m.first(x).mean().view(1),
+}
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_a_constant_that_is_another_on_another_path(name: str) -> None:
+    def losses(m: Any, batch: tuple[Tensor, ...]) -> Tensor:
+        out, factor = m(*batch)
+        return squares(out) * factor.square()
+
+    one, two = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
+    model = model_of(lambda m, x: (m.last(m.first(x)), CONSTANTS[name](m, x)), w=one, v=two)
+    model.register_buffer("a", torch.ones(1, dtype=torch.float64))
+    model.register_buffer("b", torch.full((1,), 3.0, dtype=torch.float64))
+    assert wrong(model, [(TWO_PATHS,), (TWO_PATHS.roll(1, 0),)], losses) == []
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "wrapped", [Holder, lambda h: {h}, lambda h: torch.distributions.Normal(h, 1.0, validate_args=False)]
+)
+def test_samples_in_objects_that_are_not_looked_into_are_refused(wrapped: Callable[[Tensor], Any], way: str) -> None:
+    model = model_of(lambda m, x: wrapped(m.last(m.first(x)) * WAYS[way](x)))
+    engine = attached(model)
+    with pytest.raises(gc.UnsupportedOperation, match="engine.per_sample"):
+        model(X)
+    model.run = lambda m, x: m.last(m.first(x))
+    right = single_samples(copied(model), (X,))
+    assert differing(by_engine(engine, lambda: losses_of(model, (X,))), right) == []

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .batch import is_record, replaced
+from .batch import PLAIN_TYPES, is_record, replaced, tensors_in
 from .errors import UnsupportedOperation
-from .operands import PrivateTensor
+from .operands import PrivateParameter, PrivateTensor, slots
 from .reads import key_of
-from .together import Part
+from .together import NATIVE, Part
 
 
 class Rows:
@@ -37,7 +37,10 @@ def taken(part: Part, outputs: Any, spread: Callable[[Tensor], Tensor | None]) -
     """
 
     def change(value: Any) -> Any:
-        if not isinstance(value, Tensor) or isinstance(value, nn.Parameter):
+        if not isinstance(value, Tensor):
+            _refuse_hidden(part, value)
+            return value
+        if isinstance(value, nn.Parameter):
             return value
         rows = spread(value)
         if rows is None and part.holds(value) and not isinstance(value, PrivateTensor):
@@ -45,6 +48,20 @@ def taken(part: Part, outputs: Any, spread: Callable[[Tensor], Tensor | None]) -
         return value if rows is None else Rows(rows if part.batch else rows[:0])
 
     return replaced(outputs, change)
+
+
+def _refuse_hidden(part: Part, value: Any) -> None:
+    """An object that isn't looked into may hold tensors of samples, which couldn't be put together."""
+    held = value if isinstance(value, (set, frozenset)) else getattr(value, "__dict__", None)
+    if type(value) in PLAIN_TYPES or held is None or isinstance(value, (type, nn.Module)):
+        return
+    for tensor in tensors_in(list(held) if isinstance(held, (set, frozenset)) else held):
+        if part.holds(tensor) and (part.level != NATIVE or tensor.requires_grad):
+            raise UnsupportedOperation(
+                f"the model returns an object of {type(value).__name__} that holds tensors of the samples, and only tuples, lists, "
+                "mappings and dataclasses of tensors can be put together to a batch: return its tensors and make it behind the call, "
+                "or compute the losses in a function of the samples alone: engine.per_sample(function, inputs)"
+            )
 
 
 #: From the tensors of a sample's outputs, in order, to the dimension of each in which the samples of a batch lie.
@@ -127,7 +144,7 @@ def _kind(value: Any) -> Any:
 
 def _joined_rows(parts: list[tuple[Part, Any]], found: Sequence[Any], n: int) -> Any:
     """Of one of the outputs, of all parts; a tensor that is the same for all samples stays as it is."""
-    if not any(isinstance(f, Rows) for f in found):
+    if not any(isinstance(f, Rows) for f in found) and all(_same(found[0], f) for f in found):
         return found[0]
     rows = [f.physical if isinstance(f, Rows) else part.each(f) for (part, _), f in zip(parts, found, strict=True)]
     shapes = {tuple(x.shape[1:]) for x in rows}
@@ -140,6 +157,18 @@ def _joined_rows(parts: list[tuple[Part, Any]], found: Sequence[Any], n: int) ->
     if len(rows) == 1:
         return Rows(rows[0])
     return Rows(torch.cat(rows)[_order([part for part, _ in parts]).to(rows[0].device)])
+
+
+def _same(x: Tensor, y: Tensor) -> bool:
+    """Whether samples on two paths got the same constant: of the same parameters, if of any."""
+    if x is y:
+        return True
+    if type(x) is not type(y) or isinstance(x, PrivateParameter) or x.shape != y.shape or x.dtype != y.dtype:
+        return False
+    if isinstance(x, PrivateTensor) and slots(x) != slots(y):  # pyright: ignore[reportArgumentType]
+        return False
+    with torch._C.DisableTorchFunctionSubclass():
+        return not x.is_meta and bool(((x == y) | ((x != x) & (y != y))).all())
 
 
 def _merged(rows: Rows, n: int, dim: int) -> Tensor:
