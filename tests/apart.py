@@ -69,7 +69,9 @@ def single_samples(model: nn.Module, batch: Batch, losses: Losses = losses_of, s
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     rows: list[list[Tensor]] = []
     for i in range(len(batch[0])):
-        one = tuple(v[i : i + 1].clone() if isinstance(v, Tensor) and n not in shared else v for n, v in enumerate(batch))
+        one = tuple(
+            v[i : i + 1].clone() if isinstance(v, Tensor) and n not in shared else v for n, v in enumerate(batch)
+        )
         found = torch.autograd.grad(losses(model, one).sum(), list(named.values()), allow_unused=True)
         rows.append([torch.zeros_like(p) if g is None else g for g, p in zip(found, named.values(), strict=True)])
     norms, sums, threshold = {}, {}, R / math.sqrt(len(named))
@@ -102,7 +104,9 @@ def differing(found: Clipped, right: Clipped, tolerance: float = 1e-10) -> list[
     for name, norms in right.norms.items():
         got = found.norms[name]
         scale = max(1.0, float(norms.nan_to_num(0, 0, 0).max()))
-        same = got.shape == norms.shape and torch.allclose(got, norms, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
+        same = got.shape == norms.shape and torch.allclose(
+            got, norms, rtol=tolerance, atol=tolerance * scale, equal_nan=True
+        )
         if not same or not (found.sums[name] - right.sums[name]).abs().max() <= tolerance:
             wrong.append(name)
     return wrong

@@ -118,7 +118,11 @@ def silenced(name: str, use: str) -> list[str]:
             gone = [key for key, norms in got.norms.items() if not norms[i].isfinite()]
             dropped += len(gone)
             left = passed(model_of(name), x[others], use).sums if gone else {}
-            found += [f"sum of {key}: {kind} at {i}" for key in gone if not torch.allclose(got.sums[key], left[key], rtol=1e-7, atol=1e-9)]
+            found += [
+                f"sum of {key}: {kind} at {i}"
+                for key in gone
+                if not torch.allclose(got.sums[key], left[key], rtol=1e-7, atol=1e-9)
+            ]
     assert dropped  # some bad sample was bad indeed
     return found
 

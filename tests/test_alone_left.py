@@ -143,7 +143,9 @@ def assert_nothing_is_left(model: nn.Module) -> None:
     assert dead_tensors(model) == []
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit, RuntimeError, ZeroDivisionError, MemoryError])
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt, SystemExit, GeneratorExit, RuntimeError, ZeroDivisionError, MemoryError]
+)
 @pytest.mark.parametrize("way", WAYS)
 def test_an_error_in_the_forward_pass_leaves_nothing(error: type[BaseException], way: str) -> None:
     def run(m: Any, x: Tensor) -> Tensor:

@@ -29,7 +29,13 @@ GPT2 = {
     "embd_pdrop": 0.0, "pad_token_id": 0,
 }  # fmt: skip
 T5 = {"vocab_size": V, "d_model": 8, "d_kv": 4, "d_ff": 12, "num_layers": 2, "num_heads": 2, "dropout_rate": 0.0}
-DEBERTA = {**BERT, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 4, "pooler_dropout": 0.0}
+DEBERTA = {
+    **BERT,
+    "relative_attention": True,
+    "pos_att_type": ["p2c", "c2p"],
+    "position_buckets": 4,
+    "pooler_dropout": 0.0,
+}
 EXPERTS = {**LLAMA, "num_local_experts": 4, "num_experts_per_tok": 2}
 WAV2VEC = {
     "vocab_size": 8, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 12,

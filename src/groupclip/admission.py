@@ -266,5 +266,6 @@ def check_coverage(model: nn.Module) -> None:
     for name in foreign:
         raise CoverageError(
             f"parameter {name!r} is trainable but in no group: it was unfrozen, added or replaced after attach. Freeze it, "
-            "or detach the engine and attach again with a new partition: what was spent stays spent, and the next statement tells it"
+            "or detach the engine and attach again with a new partition: what was spent stays spent, and the next statement "
+            "tells it"
         )

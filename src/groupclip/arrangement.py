@@ -1,6 +1,7 @@
 """Where the samples lie in what a model returns: told by the shapes of its outputs for two samples.
 
-A sample runs as a batch of one, and ``[1, 1, H]`` doesn't say which of its dimensions is the batch's. It is tried out once for each kind
+A sample runs as a batch of one, and ``[1, 1, H]`` doesn't say which of its dimensions is the batch's. It is tried out once
+for each kind
 of outputs, without gradients.
 """
 

@@ -40,7 +40,8 @@ def use_beside(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: Mapping[str
     if tape.loss_reduction != "none":
         raise PrivacyViolation(
             "a parameter is used beside the model's forward pass, where its gradients are told apart by the losses of single "
-            "samples, and loss.backward() has one loss only: attach with loss_reduction='none' and call engine.backward(losses), or "
+            "samples, and loss.backward() has one loss only: attach with loss_reduction='none' and call "
+            "engine.backward(losses), or "
             "compute it inside the model"
         )
     own: dict[int, Tensor] = {}
@@ -62,7 +63,8 @@ def use_beside(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: Mapping[str
     if name not in _said:
         _said.add(name)
         _log.warning(
-            "%s uses a parameter beside the model's forward pass: its gradients are computed one sample's loss at a time, exact and "
+            "%s uses a parameter beside the model's forward pass: its gradients are computed one sample's loss at a time, "
+            "exact and "
             "slow. Do it inside the model's forward, or in a function of the samples alone: engine.per_sample(function, inputs)",
             name,
         )
@@ -117,7 +119,8 @@ def settled(tape: Tape, losses: Tensor) -> Tensor:
         stacked = torch.stack([torch.zeros_like(leaf) if g is None else g for g in found])
         if not stacked.is_meta and not bool(torch.isfinite(stacked).all()):
             raise PrivacyViolation(
-                f"the gradient of {slot.name!r} isn't finite where it was used beside the model's forward pass, and there one sample "
+                f"the gradient of {slot.name!r} isn't finite where it was used beside the model's forward pass, and there one "
+                "sample "
                 "may make those of others so: its presence would silence them. Compute it inside the model's forward, or in a "
                 "function of the samples alone: engine.per_sample(function, inputs)"
             )

@@ -63,7 +63,8 @@ class Forward:
         lengths = sorted({t.shape[0] for t in tensors})
         if len(lengths) != 1:
             raise ValueError(
-                f"per_sample takes tensors whose dimension 0 is the sample, all of one length, and got lengths {lengths}: what isn't of "
+                f"per_sample takes tensors whose dimension 0 is the sample, all of one length, and got lengths {lengths}: what "
+                "isn't of "
                 "the samples belongs into the function itself"
             )
         check_caller(self._model)
@@ -102,7 +103,8 @@ def _undone(model: nn.Module) -> Iterator[None]:
     for name, param, version in versions:
         if param._version != version:
             raise UnsupportedOperation(
-                f"the forward pass changes the weight {name!r}, and it takes more than one tensor, so which of them hold samples can't "
+                f"the forward pass changes the weight {name!r}, and it takes more than one tensor, so which of them hold "
+                "samples can't "
                 "be tried out without changing it more than once. Change the weight outside of forward(), after optimizer.step()"
             )
 

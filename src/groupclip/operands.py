@@ -21,7 +21,8 @@ _dispatch: list[Any] = []
 
 
 def send_uses_to(dispatch: Any, untraced: Any = None) -> None:
-    """Every operation that uses a private operand goes to ``dispatch(func, args, kwargs)``; to ``untraced`` where a compiler looks."""
+    """Every operation that uses a private operand goes to ``dispatch(func, args, kwargs)``; to ``untraced`` where a compiler "
+    "looks."""
     _dispatch[:] = [dispatch, untraced or dispatch]
 
 

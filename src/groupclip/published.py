@@ -115,7 +115,8 @@ class Published:
                 continue
             if len(having) < len(parts):
                 raise UnsupportedOperation(
-                    f"the forward pass of some samples alone leaves a tensor in {type(module).__name__}.{name}: return it instead, with "
+                    f"the forward pass of some samples alone leaves a tensor in {type(module).__name__}.{name}: return it "
+                    "instead, with "
                     "something in its place for every sample"
                 )
             value = _as_batch(having)
@@ -139,7 +140,8 @@ class Published:
             if tensor._version != version:
                 name = next(n for n, t in published_in(self._model) if t is tensor)
                 raise UnsupportedOperation(
-                    f"the forward pass changes {name!r}, and samples of this batch take different paths through the model, so it would "
+                    f"the forward pass changes {name!r}, and samples of this batch take different paths through the model, so "
+                    "it would "
                     "be changed more than once. Change it outside of forward(), after optimizer.step()"
                 )
 

@@ -235,7 +235,11 @@ ALONE = (
         "rules run inside the transform",
         "a sample's gradient is that of the sample alone",
         "tests/test_alone.py",
-        ("together.py", "while functorch.peek_interpreter_stack() is not None:\n            self._levels.append", "while False:\n            self._levels.append"),
+        (
+            "together.py",
+            "while functorch.peek_interpreter_stack() is not None:\n            self._levels.append",
+            "while False:\n            self._levels.append",
+        ),
     ),
     mutant(
         "the samples' dimension not moved to the front",
@@ -259,37 +263,61 @@ ALONE = (
         "norms of a part put in other samples' places",
         "norms are those of the samples that they are said to be of",
         "tests/test_alone_reads.py",
-        ("cells.py", "index_copy(0, rows.to(values.device), values)", "index_copy(0, rows.flip(0).to(values.device), values)"),
+        (
+            "cells.py",
+            "index_copy(0, rows.to(values.device), values)",
+            "index_copy(0, rows.flip(0).to(values.device), values)",
+        ),
     ),
     mutant(
         "all samples take the path of the first",
         "a value that is read is the sample's own",
         "tests/test_alone_reads.py",
-        ("reads.py", "    if any(key != keys[0] for key in keys):\n        raise Differ(keys)\n    return values[0]", "    return values[0]"),
+        (
+            "reads.py",
+            "    if any(key != keys[0] for key in keys):\n        raise Differ(keys)\n    return values[0]",
+            "    return values[0]",
+        ),
     ),
     mutant(
         "an operation without a batching rule run on the first sample",
         "a sample's gradient is that of the sample alone",
         "tests/test_alone_reads.py",
-        ("reads.py", "physical[id(v)][i] if id(v) in physical else v", "physical[id(v)][0] if id(v) in physical else v"),
+        (
+            "reads.py",
+            "physical[id(v)][i] if id(v) in physical else v",
+            "physical[id(v)][0] if id(v) in physical else v",
+        ),
     ),
     mutant(
         "one constant for all samples that write into it",
         "no sample sees what another wrote",
         "tests/test_alone_reads.py",
-        ("reads.py", "return self.part.logical(self.part.each(result).clone())", "return self.part.logical(self.part.each(result))"),
+        (
+            "reads.py",
+            "return self.part.logical(self.part.each(result).clone())",
+            "return self.part.logical(self.part.each(result))",
+        ),
     ),
     mutant(
         "a copy of a view written to instead of the view",
         "a model computes under the engine what it computes without",
         "tests/test_alone_reads.py",
-        ("reads.py", "if memory and memory not in {_memory(t) for t in tensors_in((args, kwargs or {})) if not self.part.holds(t)}:", "if memory:"),
+        (
+            "reads.py",
+            "if memory and memory not in {_memory(t) for t in tensors_in((args, kwargs or {})) if not self.part.holds(t)}:",
+            "if memory:",
+        ),
     ),
     mutant(
         "a sample's text shows all samples",
         "no sample is in sight of another",
         "tests/test_alone_reads.py",
-        ("reads.py", "dict.fromkeys((Tensor.tolist, Tensor.__repr__), _read_all)", "dict.fromkeys((Tensor.tolist,), _read_all)"),
+        (
+            "reads.py",
+            "dict.fromkeys((Tensor.tolist, Tensor.__repr__), _read_all)",
+            "dict.fromkeys((Tensor.tolist,), _read_all)",
+        ),
     ),
     mutant(
         "gradients beside the forward pass credited to other losses",
@@ -307,13 +335,21 @@ ALONE = (
         "a parameter spread over the samples without its tap",
         "no use of a parameter is missed",
         "tests/test_alone.py",
-        ("private.py", "return tap(part, [part.each(value)], [], [targets(operand)], _instantiated)[0]", "return part.each(value)"),
+        (
+            "private.py",
+            "return tap(part, [part.each(value)], [], [targets(operand)], _instantiated)[0]",
+            "return part.each(value)",
+        ),
     ),
     mutant(
         "a part given the rows of other samples",
         "a part's gradients are of the samples that they are booked for",
         "tests/test_alone_reads.py",
-        ("inputs.py", "value if part.rows is None else value[part.rows]", "value if part.rows is None else value[part.rows - 1]"),
+        (
+            "inputs.py",
+            "value if part.rows is None else value[part.rows]",
+            "value if part.rows is None else value[part.rows - 1]",
+        ),
     ),
     mutant(
         "what samples leave on modules stays the last one's",
