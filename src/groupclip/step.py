@@ -268,7 +268,7 @@ class PrivateStep:
 
     def _check_finite(self) -> None:
         sums = [slot.sum_in(grad) for slot, grad in self._gradients() if grad is not None]
-        if not all(_is_finite(total) for total in sums):
+        if not _are_finite(sums):
             raise PrivacyViolation(
                 "a summed gradient isn't finite, though every sample was bounded: the sum is too large for its dtype. Call "
                 "engine.discard() to give up this logical batch, and attach again with a smaller threshold or float32 parameters"
@@ -341,9 +341,13 @@ _SCALER = (
 )
 
 
-def _is_finite(x: Tensor) -> bool:
-    """One pass without a tensor as large as ``x``; minimum and maximum propagate nan."""
-    return all(bool(torch.isfinite(end)) for end in torch.aminmax(x))
+def _are_finite(tensors: list[Tensor]) -> bool:
+    """Asked of the device once, without a tensor as large as any of them."""
+    if not tensors:
+        return True
+    ends = [end.to(tensors[0].device, torch.float64) for t in tensors if t.numel() for end in torch.aminmax(t)]
+    return not ends or bool(torch.isfinite(torch.stack(ends)).all())
+
 
 
 _BROKEN = (
