@@ -364,6 +364,18 @@ ALONE = (
         ("alone.py", "                    published.give_back()\n", "                    pass\n"),
     ),
     mutant(
+        "features that a hook kept taken for all samples'",
+        "loss i is that of sample i",
+        "tests/test_alone_left.py",
+        ("engine.py", "                    refuse_escaped(losses)\n", "                    pass\n"),
+    ),
+    mutant(
+        "a constant of one path taken for all samples'",
+        "loss i is that of sample i",
+        "tests/test_alone_left.py",
+        ("outputs.py", "and all(_same(found[0], f) for f in found):", "and True:"),
+    ),
+    mutant(
         "outputs taken to begin with the sample",
         "loss i is that of sample i",
         "tests/test_alone_left.py",
