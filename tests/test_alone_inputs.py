@@ -1,4 +1,4 @@
-"""Inputs that are no samples, parameters as long as the batch, and settings that arrange a batch otherwise: exact by the same loop."""
+"""Inputs that are no samples, parameters as long as the batch, settings that arrange a batch otherwise: exact, by the same loop."""
 
 from __future__ import annotations
 
