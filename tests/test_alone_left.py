@@ -384,7 +384,7 @@ def test_a_constant_that_is_another_on_another_path(name: str) -> None:
 def test_samples_in_objects_that_are_not_looked_into_are_refused(wrapped: Callable[[Tensor], Any], way: str) -> None:
     model = model_of(lambda m, x: wrapped(m.last(m.first(x)) * WAYS[way](x)))
     engine = attached(model)
-    with pytest.raises(gc.UnsupportedOperation, match="engine.per_sample"):
+    with pytest.raises(gc.UnsupportedOperation, match=r"engine\.per_sample"):
         model(X)
     model.run = lambda m, x: m.last(m.first(x))
     right = single_samples(copied(model), (X,))

@@ -157,7 +157,8 @@ def runs_of(order: tuple[str, ...]) -> list[int]:
     found = []
     for name in order:
         before = counted.runs
-        by_engine(engine, lambda batch=classes(BATCHES[name]): model(**batch).loss)
+        batch = classes(BATCHES[name])
+        by_engine(engine, lambda batch=batch: model(**batch).loss)
         found.append(counted.runs - before)
     return found
 

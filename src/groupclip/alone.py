@@ -17,6 +17,7 @@ from torch.utils import checkpoint
 
 from .arrangement import Arrangement
 from .errors import GroupClipError, UnsupportedOperation
+from .escaped import mark
 from .inputs import Inputs
 from .operands import PrivateTensor
 from .outputs import joined, taken
@@ -97,7 +98,10 @@ class Alone:
         done += self._one_by_one(function, inputs, sorted(slow), published, others=bool(done))
         with natively():
             outputs = joined([(part, out) for part, (out, _) in done], arrangement and arrangement.of(inputs))
-            published.leave([(part, kept) for part, (_, kept) in done])
+            left = published.leave([(part, kept) for part, (_, kept) in done])
+            if len(done) > 1:
+                mark((outputs, left))
+                self._tape.ran_in_parts = True
         return outputs
 
     def _together(

@@ -27,6 +27,7 @@ from .bystanders import Bystanders
 from .clipping import ClipFunction
 from .earlier import Training, earlier_trainings
 from .errors import CoverageError, GroupClipError, PrivacyViolation
+from .escaped import refuse_escaped
 from .forward import Entrance, Forward, Passed, shapes_of
 from .gate import Group, Slot
 from .groupnoise import GroupNoise
@@ -161,6 +162,8 @@ class Engine:
         self._norms.clear()
         try:
             with self._tape.permit(len(losses), loss_scale):
+                if self._tape.ran_in_parts:
+                    refuse_escaped(losses)
                 losses = self._settle(losses)
                 losses.backward(torch.full_like(losses, loss_scale))
                 ended = bool(self._tape.ended)

@@ -314,3 +314,9 @@ def tap(
 def _tokens(targets: Sequence[Sequence[Target]]) -> list[Tensor]:
     gates = {t.gate: None for operand in targets for t in operand}
     return [gate.token for gate in gates if gate.token is not None]
+
+
+def use_at(node: Any) -> _Use | None:
+    """The use of parameters whose gradients arrive at this node of autograd's graph; None at another node."""
+    use = getattr(node, "use", None)
+    return use if isinstance(use, _Use) else None

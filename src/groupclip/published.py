@@ -105,8 +105,13 @@ class Published:
     def _is_left(part: Part, value: Tensor, before: Tensor | None) -> bool:
         return value is not before and type(value) not in PRIVATE_TYPES and part.holds(value)
 
-    def leave(self, parts: list[tuple[Part, Left]]) -> None:
-        """Put what the runs left on modules there as a run on the batch would have left it: a buffer has the last sample's."""
+    def leave(self, parts: list[tuple[Part, Left]]) -> list[Any]:
+        """Put what the runs left on modules there as a run on the batch would have left it: a buffer has the last sample's.
+
+        Returns:
+            What was put on modules of all samples.
+        """
+        left: list[Any] = []
         for key in dict.fromkeys(key for _, kept in parts for key in kept):
             module, name = key
             having = [(part, kept[key]) for part, kept in parts if key in kept]
@@ -120,11 +125,13 @@ class Published:
                     "something in its place for every sample"
                 )
             value = _as_batch(having)
+            left.append(value)
             held = module.__dict__.get(name)
             if type(held) in (list, dict):
                 _refill(held, value)
             else:
                 setattr(module, name, value)
+        return left
 
     # ---------------------------------------------------------------- several runs
 

@@ -51,6 +51,7 @@ class Tape:
         report: called with (group name, ``[B]`` norms) when a group ends. Not private.
         batch: B of the latest forward pass that records gradients; None before the first.
         part: the samples that the forward pass under way is of; None outside of one.
+        ran_in_parts: samples ran in more than one part since the last backward.
         beside: the parameters that were used beside a forward pass since the last backward (:mod:`groupclip.beside`).
         shapes: of the tensors that it was called with; B is dimension 0 of the first.
         permitted: B of the backward pass of ``engine.backward`` that is under way.
@@ -68,6 +69,7 @@ class Tape:
     batch: int | None = None
     part: Part | None = None
     beside: dict[Any, Tensor] = field(default_factory=dict)
+    ran_in_parts: bool = False
     shapes: tuple[tuple[int, ...], ...] = ()
     permitted: int | None = None
     loss_scale: float = 1.0
@@ -193,6 +195,7 @@ class Tape:
         finally:
             self.permitted, self.loss_scale, self.ended = None, 1.0, set()
             self.beside.clear()
+            self.ran_in_parts = False
 
     def require_permission(self) -> None:
         """Refuse a backward pass on a reduced loss, unless the reduction was declared.

@@ -305,8 +305,8 @@ ALONE = (
         "tests/test_alone_reads.py",
         (
             "reads.py",
-            "if memory and memory not in {_memory(t) for t in tensors_in((args, kwargs or {})) if not self.part.holds(t)}:",
-            "if memory:",
+            "_memory(t) for t in tensors_in((args, kwargs or {})) if not self.part.holds(t)",
+            "_memory(t) for t in ()",
         ),
     ),
     mutant(
@@ -362,6 +362,18 @@ ALONE = (
         "a failed call leaves the model as it was",
         "tests/test_alone_left.py",
         ("alone.py", "                    published.give_back()\n", "                    pass\n"),
+    ),
+    mutant(
+        "features that a hook kept taken for all samples'",
+        "loss i is that of sample i",
+        "tests/test_alone_left.py",
+        ("engine.py", "                    refuse_escaped(losses)\n", "                    pass\n"),
+    ),
+    mutant(
+        "a constant of one path taken for all samples'",
+        "loss i is that of sample i",
+        "tests/test_alone_left.py",
+        ("outputs.py", "and all(_same(found[0], f) for f in found):", "and True:"),
     ),
     mutant(
         "outputs taken to begin with the sample",
