@@ -150,7 +150,6 @@ def test_any_arrangements_before_any_layer_in_any_use(
 MOVED: dict[str, Callable[[Tensor], Tensor]] = {
     "a sample as the kernel": lambda h: F.conv1d(torch.ones(1, 3, 9, dtype=h.dtype).cumsum(2), h),
     "a sample as an index": lambda h: TABLE[:, (h.detach()[0, :, 0] > 0).long()],
-    "sampled at places": lambda h: F.grid_sample(h[None], TABLE[None, :2, :3, :2] / 3, align_corners=False)[0],
 }
 TABLE = drawn(3, 7, 5)
 
