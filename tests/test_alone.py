@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._C import _functorch as functorch  # pyright: ignore[reportAttributeAccessIssue]
 
 from apart import (
     Clipped,
@@ -143,3 +145,29 @@ def test_any_arrangements_before_any_layer_in_any_use(
     arrangements = [a for a in map(NAMED.__getitem__, names) if a.whole or use not in OUTSIDE]
     torch.manual_seed(seed)
     assert inexact(arrangements, LAYERS[layer], use, batch, steps, seed) == []
+
+
+MOVED: dict[str, Callable[[Tensor], Tensor]] = {
+    "a sample as the kernel": lambda h: F.conv1d(torch.ones(1, 3, 9, dtype=h.dtype).cumsum(2), h),
+    "a sample as an index": lambda h: TABLE[:, (h.detach()[0, :, 0] > 0).long()],
+}
+TABLE = drawn(3, 7, 5)
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_wherever_torch_carries_the_samples(name: str) -> None:
+    """Its batching rules don't always put them in front."""
+    seen: set[int] = set()
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        h = MOVED[name](m.first(x))
+        if functorch.is_batchedtensor(h):
+            seen.add(functorch.maybe_get_bdim(h))
+        out = m.last(h[..., :3]).tanh() + m.shift
+        return out.flatten(0, 1).sum(0, keepdim=True)
+
+    x = drawn(5, 3, 5)
+    model = Runs(run, first=linear(5, 5), last=linear(3, 4), shift=torch.nn.Parameter(drawn(4))).double()
+    right = single_samples(copied(model), (x,))
+    assert differing(called(model, x), right) == []
+    assert seen - {0}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import groupclip as gc
-from apart import Runs, drawn, linear, wrong
+from apart import Runs, drawn, linear, squares, wrong
 
 Forward = Callable[[Any, Tensor], Tensor]
 
@@ -69,9 +69,16 @@ QUESTIONS: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
+def weighed(model: Any, batch: tuple[Tensor, ...]) -> Tensor:
+    """Sample i's loss needs its own output, and no other's."""
+    out = model(*batch)
+    return squares(out * (2 + batch[0].mean((1, 2))).view(-1, *[1] * (out.dim() - 1)))
+
+
 def exact(run: Forward, **parts: nn.Module) -> None:
     model = Runs(run, first=linear(), last=linear(5, 4), **parts)
-    assert wrong(model, [(drawn(6, 3, 5),), (drawn(3, 3, 5, seed=9),), (drawn(1, 3, 5, seed=2),)]) == []
+    batches = [(drawn(6, 3, 5),), (drawn(3, 3, 5, seed=9),), (drawn(1, 3, 5, seed=2),)]
+    assert wrong(model, batches, weighed) == []
 
 
 @pytest.mark.parametrize("name", NUMBERS)
