@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import groupclip as gc
 import oracle
 from check_engine import ENTRIES, Clipped, clipped_by_engine, faults, gradients, inexact, members
-from groupclip.errors import CoverageError, PrivacyViolation
+from groupclip.errors import CoverageError, PrivacyViolation, UnsupportedOperation
 from groupclip.operands import PrivateParameter
 
 CNN = ENTRIES["cnn-groupnorm"]
@@ -106,13 +106,13 @@ def test_inputs_that_hide_their_tensors() -> None:
 
 
 def test_a_first_input_that_is_no_batch() -> None:
-    """The batch is the first tensor's dimension 0; what else it is shows in the losses."""
+    """The batch is the first tensor's dimension 0; what else it is shows in the outputs."""
     model = Reads()
     engine = gc.attach(model, None, "all-layer", None)
     ids = torch.zeros(3, 6, dtype=torch.long)
-    losses = model({"mask": torch.ones(6), "ids": ids}).square().mean((1, 2))
-    with pytest.raises(ValueError, match="losses has 3 entries, but the model was last called with 6 samples"):
-        engine.backward(losses)
+    with pytest.raises(UnsupportedOperation, match=r"dimension 0 isn't the sample.*first tensor, here of shape \(6,\)"):
+        model({"mask": torch.ones(6), "ids": ids})
+    engine.detach()
 
 
 # ------------------------------------------------------------------ parts of a model
@@ -160,8 +160,17 @@ def test_parts_called_one_by_one_inside_forward_on(first: int) -> None:
         engine = gc.attach(model, None, groups, None, loss_reduction=reduction)  # type: ignore[arg-type]
         model(batch[0][:first])
         with engine.forward_on(batch[0]):
+            if reduction == "mean":  # one number tells nothing of single samples
+                with pytest.raises(PrivacyViolation, match=r"loss_reduction='none' and call engine\.backward\(losses\)"):
+                    losses(model, batch)
+                engine.detach()
+                continue
             found = losses(model, batch)
-        engine.backward(found) if reduction == "none" else found.mean().backward()
+        engine.backward(found)
+        for n, g in gradients(model).items():
+            torch.testing.assert_close(g, want.sums[n], rtol=0, atol=1e-12)
+        engine.discard()
+        engine.backward(engine.per_sample(lambda x: losses(model, (x,)), batch[0]))
         for n, g in gradients(model).items():
             torch.testing.assert_close(g, want.sums[n], rtol=0, atol=1e-12)
         engine.detach()

@@ -192,6 +192,17 @@ def _source(shapes: Sequence[tuple[int, ...]]) -> str:
     return f". Samples are dimension 0 of the first tensor, here of shape {shapes[0]}{f'; others: {others}' if others else ''}"
 
 
+def where_read(batch: int, shapes: Sequence[tuple[int, ...]]) -> str:
+    """Where the number of samples was read, and what to do if it shouldn't have been."""
+    return _source(shapes) + (_OTHERS if _differ(batch, shapes) else "")
+
+
+_OTHERS = (
+    ". The tensors differ in their first dimension: call the model with one whose rows are the samples in front "
+    "(prompt.expand(len(x), -1) for what is the same for all, pad_sequence for a list of samples of unequal length)"
+)
+
+
 def _differ(batch: int, shapes: Sequence[tuple[int, ...]]) -> bool:
     """Whether the first tensor may not have been the batch."""
     return any(shape[0] not in (batch, 1) for shape in shapes)
@@ -201,10 +212,7 @@ def _hint(losses: int, batch: int, shapes: Sequence[tuple[int, ...]]) -> str:
     """What to do about so many losses. Nothing that would make one sample of several: those of one batch are alike in length."""
     source = _source(shapes)
     if _differ(batch, shapes):
-        return (
-            f"{source}. The tensors differ in their first dimension: call the model with one whose rows are the samples in front "
-            "(prompt.expand(len(x), -1) for what is the same for all, pad_sequence for a list of samples of unequal length)"
-        )
+        return source + _OTHERS
     each, rest = divmod(losses, batch) if batch else (0, 1)
     if rest == 0 and each > 1 and batch > 1:
         return (

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .batch import tensors_in
 from .inputs import Inputs, Probe
-from .outputs import Rows, Where
+from .outputs import MAJOR, MINOR, Rows, Where
 
 
 class Arrangement:
@@ -52,11 +52,31 @@ class Arrangement:
         ]
 
 
-def _dimension(one: torch.Size, both: torch.Size) -> int:
+def _place(one: Rows, both: Tensor, two: tuple[int, int]) -> int:
     """In which dimension a second sample shows."""
-    if len(one) == 0 or len(one) != len(both):
+    shape = one.shape
+    if len(shape) == 0 or len(shape) != both.dim():
         return 0
-    grown = [i for i, (a, b) in enumerate(zip(one, both, strict=True)) if a != b]
-    if len(grown) == 1 and one[grown[0]] == 1 and both[grown[0]] == 2:
+    grown = [i for i, (a, b) in enumerate(zip(shape, both.shape, strict=True)) if a != b]
+    if len(grown) == 1 and shape[grown[0]] == 1 and both.shape[grown[0]] == 2:
         return grown[0]
+    if grown == [0] and both.shape[0] == 2 * shape[0]:
+        return _rows(one.physical[list(two)].detach(), both)
     return 0
+
+
+def _rows(apart: Tensor, both: Tensor) -> int:
+    """How the rows of two samples lie, told by their values; 0 where these fit either way, or neither."""
+    fits = {
+        MAJOR: _alike(apart.flatten(0, 1), both),
+        MINOR: _alike(apart.transpose(0, 1).flatten(0, 1), both),
+    }
+    fitting = [place for place, fit in fits.items() if fit]
+    return fitting[0] if len(fitting) == 1 else 0
+
+
+def _alike(x: Tensor, y: Tensor) -> bool:
+    if not x.is_floating_point() or x.is_meta:
+        return False
+    tolerance = torch.finfo(x.dtype).eps ** 0.5
+    return torch.allclose(x, y.to(x.dtype), rtol=tolerance, atol=tolerance * float(x.abs().nan_to_num().max()))

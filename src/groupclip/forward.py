@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from .admission import check_caller, check_coverage
+from .admission import check_caller, check_coverage, where_read
 from .alone import Alone
 from .arrangement import Arrangement
 from .batch import tensors_in
 from .errors import UnsupportedOperation
 from .inputs import Inputs, Roles
+from .outputs import NoRows
 from .tape import Tape, in_backward, refuse_reentry
 
 
@@ -54,7 +55,10 @@ class Forward:
             inputs = self._roles.read(args, kwargs, self._probe)
             self._tape.begin_forward(inputs.batch, shapes_of((args, kwargs)))
             self._tape.tell((args, kwargs))
-            return self._run(inner, inputs, self._arrangement)
+            try:
+                return self._run(inner, inputs, self._arrangement)
+            except NoRows as error:
+                raise UnsupportedOperation(f"{error}{where_read(inputs.batch, self._tape.shapes)}") from None
 
     def per_sample(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """A call of any function of the samples."""

@@ -175,15 +175,26 @@ def _same(x: Tensor, y: Tensor) -> bool:
         return not x.is_meta and bool(((x == y) | ((x != x) & (y != y))).all())
 
 
+#: In place of a dimension: a sample has several rows in dimension 0, one sample after another, or the first of all samples first.
+MAJOR, MINOR = -1, -2
+
+
+class NoRows(UnsupportedOperation):
+    """It isn't known where the samples of a batch lie in an output."""
+
+
 def _merged(rows: Rows, n: int, dim: int) -> Tensor:
-    """``[.., B, ..]``, the samples in dimension ``dim``, in which one sample has 1."""
+    """``[.., B, ..]``, the samples in dimension ``dim``, in which one sample has 1; or see :data:`MAJOR`."""
     x = rows.physical
     if x.dim() == 1:
         return x
+    if dim == MAJOR or len(x) == 1:
+        return x.flatten(0, 1)
+    if dim == MINOR:
+        return x.transpose(0, 1).flatten(0, 1)
     if x.shape[1 + dim] != 1:
-        raise UnsupportedOperation(
-            f"output {n} has shape {tuple(rows.shape)} for one sample (a batch of one), so dimension 0 isn't the sample: it "
-            "can't be "
+        raise NoRows(
+            f"output {n} has shape {tuple(rows.shape)} for one sample (a batch of one), so dimension 0 isn't the sample: it can't be "
             "told how the rows of a batch would lie. Return tensors with the sample in dimension 0 (x.transpose(0, 1), "
             "x.view(batch, -1, ..)), or compute the losses in a function of the samples alone: engine.per_sample(function, inputs)"
         )
