@@ -99,7 +99,7 @@ def breaks(name: str) -> tuple[int, int]:
 def test_a_training_pass_is_left_to_python_and_nothing_of_it_is_traced(name: str) -> None:
     """Breaks at the call of the model alone: the samples run side by side behind it."""
     found, graphs = breaks(name)
-    assert 0 < found <= 3 and graphs == 0
+    assert found <= 3 and graphs == 0
 
 
 def test_evaluation_is_compiled_as_ever() -> None:

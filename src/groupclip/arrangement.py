@@ -47,9 +47,7 @@ class Arrangement:
             return [0] * len(leaves)
         if len(found) != len(leaves):
             return [0] * len(leaves)
-        return [
-            0 if one is None else _dimension(one.shape, both.shape) for one, both in zip(leaves, found, strict=True)
-        ]
+        return [0 if one is None else _place(one, both, two) for one, both in zip(leaves, found, strict=True)]
 
 
 def _place(one: Rows, both: Tensor, two: tuple[int, int]) -> int:

@@ -38,7 +38,7 @@ class Forward:
 
     def call(self, module: nn.Module, inner: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call of the model, or of a copy that carries its entrance; ``inner`` is what it would have been without the engine."""
-        if not torch.is_grad_enabled() or self._tape.part is not None:
+        if not torch.is_grad_enabled() or self._tape.inside_here:
             return inner(*args, **kwargs)
         check_caller(module)
         return self.record(inner, args, kwargs)
@@ -174,7 +174,7 @@ class Passed:
     def __call__(self, module: nn.Module, _: Any) -> None:
         entrance = None if self._entrance is None else self._entrance()
         tape = None if self._tape is None else self._tape()
-        if entrance is None or tape is None or not torch.is_grad_enabled() or tape.part is not None:
+        if entrance is None or tape is None or not torch.is_grad_enabled() or tape.inside_here:
             return
         check_caller(module)
         raise UnsupportedOperation(

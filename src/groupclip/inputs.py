@@ -94,9 +94,9 @@ class Roles:
                 continue
             if length > 1:
                 self._followed[n].add(length)
-            if n in self._constant or length in self._lengths[n]:
+            if n in self._constant:
                 constant.add(id(tensor))
-            elif length > 1 and n not in self._samples and len(self._followed[n]) < 2:
+            elif length > 1 and n not in self._samples and (length in self._lengths[n] or len(self._followed[n]) < 2):
                 doubtful.append(n)
         inputs = Inputs(args, kwargs, frozenset(long - constant), batch)
         for n in doubtful:

@@ -161,6 +161,11 @@ class Tape:
         return self._thread is threading.current_thread()
 
     @property
+    def inside_here(self) -> bool:
+        """Whether this thread runs samples of a part: in a forward pass, or where a checkpoint computes one again."""
+        return self.part is not None and (self.entered_here or in_backward())
+
+    @property
     def knows_batch(self) -> bool:
         """Whether uses of parameters are known to be of the batch ``require_batch`` gives.
 
