@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .batch import replaced
 from .errors import PrivacyViolation
-from .gate import Slot, Target, tap
+from .gate import Target, tap
 from .operands import Private, PrivateTensor, slots
 from .persample.base import PerSample
 from .persample.dense import Dense
@@ -93,9 +93,7 @@ def settled(tape: Tape, losses: Tensor) -> Tensor:
     Raises:
         PrivacyViolation: a gradient isn't finite, and it can't be told whose fault that is.
     """
-    chosen: list[tuple[Slot, Any, Tensor]] = [
-        (slot, gate, gate.leaf(slot)) for slot, gate in tape.beside.items() if gate.token is not None
-    ]
+    chosen = [(slot, gate, gate.leaf(slot)) for slot, gate in tape.beside.items() if gate.token is not None]
     tape.beside.clear()
     if not chosen:
         return losses

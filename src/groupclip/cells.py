@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,9 +12,11 @@ from torch import Tensor
 from .persample.base import PerSample
 from .together import Part
 
+Key = TypeVar("Key", bound=Hashable)
+
 
 @dataclass(frozen=True, eq=False)
-class Cell:
+class Cell(Generic[Key]):
     """Samples, and the gradients of each use of each key by them.
 
     Attributes:
@@ -24,7 +27,7 @@ class Cell:
 
     batch: int
     rows: Tensor | None
-    uses: dict[Hashable, list[PerSample]]
+    uses: dict[Key, list[PerSample]]
 
     def placed(self, values: Tensor) -> Tensor:
         """``[K]`` values of these samples in ``[B]``, zero elsewhere."""
@@ -33,13 +36,13 @@ class Cell:
         return values.new_zeros(self.batch).index_copy(0, rows.to(values.device), values)
 
 
-def cells_of(booked: Mapping[Hashable, Sequence[tuple[Part, PerSample]]]) -> list[Cell]:
+def cells_of(booked: Mapping[Key, Sequence[tuple[Part, PerSample]]]) -> list[Cell[Key]]:
     """The coarsest cells in which every sample's uses are all there; mostly one, of all samples."""
     parts = {id(part): part for uses in booked.values() for part, _ in uses}
     if not parts:
         return []
+    cells: list[Cell[Key]] = []
     if all(part.rows is None for part in parts.values()):
-        cells = []
         for batch in dict.fromkeys(part.batch for part in parts.values()):
             uses = {key: [g for part, g in found if part.batch == batch] for key, found in booked.items()}
             if not batch:  # nobody's numbers stood in (:meth:`groupclip.inputs.Inputs.of`)
@@ -48,7 +51,6 @@ def cells_of(booked: Mapping[Hashable, Sequence[tuple[Part, PerSample]]]) -> lis
                 }
             cells.append(Cell(batch, None, {key: g for key, g in uses.items() if g}))
         return cells
-    cells = []
     for batch in dict.fromkeys(part.batch for part in parts.values()):
         same = {i: part for i, part in parts.items() if part.batch == batch}
         places = {i: _places(part) for i, part in same.items()}

@@ -20,8 +20,9 @@ _JOINED = "groupclip: of all samples"
 def mark(outputs: Any) -> None:
     """Says that these tensors are of all samples: what lies behind them is in order."""
     for tensor in tensors_in(outputs):
-        if tensor.grad_fn is not None:
-            tensor.grad_fn.metadata[_JOINED] = True
+        node: Any = tensor.grad_fn  # torch's types call its metadata a method
+        if node is not None:
+            node.metadata[_JOINED] = True
 
 
 def refuse_escaped(losses: Tensor) -> None:
@@ -41,8 +42,9 @@ def refuse_escaped(losses: Tensor) -> None:
         if use is not None and use.part.rows is not None:
             names = sorted({target.slot.name for operand in use.targets for target in operand})
             raise UnsupportedOperation(
-                f"the losses depend on a tensor that was computed from {', '.join(names)} and didn't come out of the model's outputs (a "
-                "forward hook or a closure kept it). Samples of this batch ran in parts, and it is of one part only: return it from "
-                "forward(), or compute the losses in a function of the samples alone: engine.per_sample(function, inputs)"
+                f"the losses depend on a tensor that was computed from {', '.join(names)} and didn't come out of the "
+                "model's outputs (a forward hook or a closure kept it). Samples of this batch ran in parts, and it is of one "
+                "part only: return it from forward(), or compute the losses in a function of the samples alone: "
+                "engine.per_sample(function, inputs)"
             )
         waiting += [following for following, _ in node.next_functions]

@@ -16,7 +16,7 @@ from .batch import replaced, tensors_in
 from .errors import PrivacyViolation, UnsupportedOperation
 from .operands import PRIVATE_TYPES
 from .outputs import Rows, joined, taken
-from .together import NATIVE, Part, functorch
+from .together import NATIVE, Part, is_side_by_side
 from .walk import modules_of, published_in
 
 
@@ -93,12 +93,12 @@ class Published:
         """After a run under vmap that didn't end: modules hold nothing of its samples, which are in no level any more."""
         for module in self._modules:
             for name, value in module.__dict__.items():
-                if isinstance(value, Tensor) and functorch.is_batchedtensor(value):
+                if isinstance(value, Tensor) and is_side_by_side(value):
                     module.__dict__[name] = self._attributes.get((module, name))
         for module, buffers in self._buffers:
             module._buffers.update(buffers)
         for container, before in self._containers:
-            if any(map(functorch.is_batchedtensor, tensors_in(container))):
+            if any(map(is_side_by_side, tensors_in(container))):
                 _refill(container, before)
 
     @staticmethod

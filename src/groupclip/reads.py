@@ -261,7 +261,8 @@ def _attention(
             mask = part.each(mask)
         if dims == 3:
             tensors = [t if t.dim() == 4 else t.unsqueeze(1) for t in tensors]
-        out = F.scaled_dot_product_attention(*tensors, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        q, k, v = tensors
+        out = F.scaled_dot_product_attention(q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         return part.logical(out.unflatten(0, (part.size, front)) if dims == 4 else out)
 
 

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +18,10 @@ from .batch import tensors_in
 from .clipping import ClipFunction
 from .errors import PrivacyViolation, UnsupportedOperation
 from .together import NATIVE, Part, natively, saved_tensor_hooks, side_by_side
+
+if TYPE_CHECKING:
+    from .gate import Gate
+    from .guard import Slot
 
 LossReduction = Literal["none", "mean", "sum"]
 
@@ -68,7 +72,7 @@ class Tape:
     report: Callable[[str, Tensor], None]
     batch: int | None = None
     part: Part | None = None
-    beside: dict[Any, Tensor] = field(default_factory=dict)
+    beside: dict[Slot, Gate] = field(default_factory=dict)
     ran_in_parts: bool = False
     shapes: tuple[tuple[int, ...], ...] = ()
     permitted: int | None = None

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C import _functorch as functorch  # pyright: ignore[reportAttributeAccessIssue]
-from torch._functorch.vmap import lazy_load_decompositions
+from torch._functorch.vmap import lazy_load_decompositions  # pyright: ignore[reportPrivateImportUsage]
 
 NATIVE = 0  # the level of a sample that runs by itself, without vmap
 
@@ -98,6 +98,11 @@ def side_by_side(size: int) -> Iterator[int]:
         yield level
     finally:
         functorch._vmap_decrement_nesting()
+
+
+def is_side_by_side(x: Tensor) -> bool:
+    """Whether it is one sample's, with the others' beside it, of a level that may have ended."""
+    return functorch.is_batchedtensor(x)
 
 
 def is_inside_a_transform() -> bool:

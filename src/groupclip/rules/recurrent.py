@@ -41,13 +41,14 @@ def _layers(kind: str) -> Callable[..., Any]:
         else:
             states, params, biased, depth, dropout, train, double, first = args
             sizes = None
+        frame: tuple[int, int] | None = None  # steps, sequences of a sample; a packed sequence has none
         size = call.size
         x = call.samples(input)
         if size == 0:
             raise NotSplit
         if sizes is None:  # [size, T, N, d], or batch first
             x = x.transpose(1, 2) if first else x
-            length, count = x.shape[1:3]
+            length, count = frame = (x.shape[1], x.shape[2])
             rows, steps = _innermost(x.flatten(1, 2)), [count * size] * length
         else:
             rows, steps = _innermost(x), [n * size for n in _agreed_sizes(call, sizes)]
@@ -76,8 +77,8 @@ def _layers(kind: str) -> Callable[..., Any]:
         # [layers, N * size, H] to [size, layers, N, H]
         final = [torch.stack(state).unflatten(1, (-1, size)).permute(2, 0, 1, 3) for state in zip(*ends, strict=True)]
         out = _outermost(rows, size)
-        if sizes is None:
-            out = out.unflatten(1, (length, count))
+        if frame is not None:
+            out = out.unflatten(1, frame)
             out = out.transpose(1, 2) if first else out
         return out, *final
 
