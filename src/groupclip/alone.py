@@ -61,6 +61,7 @@ class Alone:
             PrivacyViolation: the function fills what is published from samples.
         """
         published = Published(self._model, self._noise_to_come)
+        published.say_which_hooks_sleep()
         waiting: list[list[int] | None] = [None]  # samples that go together
         slow: list[int] = []
         done: list[tuple[Part, Any]] = []

@@ -94,7 +94,7 @@ class Engine:
         self._step = PrivateStep(
             self._slots, self.ledger, self.noise, self._amounts, self._show_plain, self._show_private
         )
-        self._tape.told = self._step.called
+        self._tape.told, self._tape.own_pass = self._step.called, self._step.own_pass
         self._forward = Forward(model, self._tape, self._show_private, noise_to_come=mechanism is not None)
         self._entrance = Entrance(model, self._forward)
         self._handles = self._hook(model, optimizer)
@@ -120,8 +120,6 @@ class Engine:
 
     def _clipped(self, group: str, norms: Tensor) -> None:
         self._norms[group] = norms
-        if self._tape.permitted is None:
-            self._step.own_pass()
         self._step.saw(group, norms)
         self._amounts.saw(group, norms)
 

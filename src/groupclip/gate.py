@@ -245,9 +245,12 @@ class _Use:
 
     def arrived(self, saved: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
         """The gradients of the outputs are there."""
-        if self.targets[0][0].gate.group.tape.probing:
+        tape = self.targets[0][0].gate.group.tape
+        if tape.probing:
             return
         self._check()
+        if tape.permitted is None and tape.own_pass is not None:
+            tape.own_pass()
         if any(g is not None for g in grads):
             self._run(saved, grads)
 

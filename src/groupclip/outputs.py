@@ -194,9 +194,11 @@ def _merged(rows: Rows, n: int, dim: int) -> Tensor:
         return x.transpose(0, 1).flatten(0, 1)
     if x.shape[1 + dim] != 1:
         raise NoRows(
-            f"output {n} has shape {tuple(rows.shape)} for one sample (a batch of one), so dimension 0 isn't the sample: it can't be "
+            f"output {n} has shape {tuple(rows.shape)} for one sample (a batch of one), so dimension 0 isn't the sample: it "
+            "can't be "
             "told how the rows of a batch would lie. Return tensors with the sample in dimension 0 (x.transpose(0, 1), "
-            "x.view(batch, -1, ..)), or compute the losses in a function of the samples alone: engine.per_sample(function, inputs)"
+            "x.unflatten(0, (batch, -1))), or compute the losses in a function of the samples alone: "
+            "engine.per_sample(function, inputs)"
         )
     return x.flatten(0, 1) if dim == 0 else x.squeeze(1 + dim).movedim(0, dim)
 

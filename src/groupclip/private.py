@@ -90,7 +90,8 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any
             return use_beside(tape, func, args, kwargs, privates)
         if part.level and not tape.inside_here:  # another thread's: samples are run one at a time then
             raise RuntimeError(
-                "a parameter is used by another thread than the one whose forward pass is under way: there its samples are side by side"
+                "a parameter is used by another thread than the one whose forward pass is under way: there its samples are "
+                "side by side"
             )
         tape.follow_checkpoint()
         return split(Call(tape, part, func, args, kwargs, privates, plain))

@@ -7,6 +7,7 @@ place shows itself. Where samples run one at a time, what they leave is compared
 from __future__ import annotations
 
 import copy
+import logging
 from typing import Any
 
 import torch
@@ -35,6 +36,19 @@ class Published:
         self._versions = _versions(self._modules)
         self._values: list[tuple[str, Tensor, Tensor]] | None = None  # name, tensor, copy of what it was
         self._left: list[Tensor] | None = None  # what the first sample left
+
+    def say_which_hooks_sleep(self) -> None:
+        """Say, once for each class, that full backward hooks on modules don't run: torch ties them to tensors of the batch."""
+        for module in self._modules:
+            kind = type(module).__name__
+            if (module._backward_hooks or module._backward_pre_hooks) and kind not in _said:
+                _said.add(kind)
+                _log.warning(
+                    "a backward hook on a %s doesn't run while samples run side by side: they have no gradient of the batch in "
+                    "common. "
+                    "Hooks on parameters do run, and see sums of clipped gradients",
+                    kind,
+                )
 
     # ---------------------------------------------------------------- under vmap
 
@@ -214,6 +228,9 @@ def _equal(x: Tensor, y: Tensor) -> bool:
         torch.equal(x.nan_to_num(), y.nan_to_num()) and torch.equal(x.isnan(), y.isnan())
     )
 
+
+_log = logging.getLogger("groupclip")
+_said: set[str] = set()
 
 #: What every module of torch holds.
 _OF_MODULES = frozenset(nn.Module().__dict__)

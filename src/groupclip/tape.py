@@ -64,6 +64,7 @@ class Tape:
         probing: a backward pass that books nothing is under way.
         observer: is told how each parameter is used, or None.
         watch: gives what must be on while operations on samples of a part run (:class:`groupclip.reads.Reads`).
+        own_pass: is called when a gradient of a backward pass arrives that isn't ``engine.backward``'s.
         told: is called with the batch of each pass that is the user's own.
     """
 
@@ -81,6 +82,7 @@ class Tape:
     probing: bool = False
     observer: Observer | None = None
     watch: Callable[[Part], AbstractContextManager[Any]] = field(default=lambda _: nullcontext())
+    own_pass: Callable[[], None] | None = None
     told: Callable[[Tensor], None] | None = None
     _inside: bool = False
     _hooks: Any = None  # on what autograd saves, when the part began
