@@ -2,7 +2,9 @@
 
 The truth is plain torch: the model on a batch of ONE sample, before it is attached. Against it are held
 
-- the losses: sample i's loss in a batch must be its loss alone, whichever other samples are there;
+- the losses: sample i's loss in a batch must be its loss alone, whichever other samples are there, in the whole batch that was
+  given, its order shuffled, and in small ones (:mod:`groupclip.validate.values`);
+- the clipped sums and norms of the attached model on that shuffled batch, in which all but a few samples weigh nothing;
 - the clipped sums and norms that the attached model gives on neighbouring batches: a sample added, removed, replaced by one
   with a loss a million times as large: each must be those of the samples' own gradients (:mod:`groupclip.validate.sums`);
 - a sample zeroed out, or with its inputs a million times as large, may move no group's sum by more than its threshold.
@@ -27,16 +29,14 @@ from ..errors import GroupClipError, PrivacyViolation
 from ..partition import Partition, partition
 from .coverage import Coverage, ParameterUse, slow, table
 from .memory import notes_on_memory
-from .mixing import blame
 from .reduced import what_is_wrong
 from .replay import Losses, ReducedLoss, Replays, kept_gradients
 from .samples import Batch, told
 from .single import Sample, alone
 from .sums import Sums
 from .tolerance import Tolerance
+from .values import ENLARGED, LARGE, ZEROED, another_order, keep_apart, stands
 from .wording import listed
-
-_LARGE = 1e6
 
 #: So many pairs of samples are looked at where something seems to be kept of single ones.
 _PAIRS = 16
@@ -92,8 +92,8 @@ def check(
         batch: an example of at least ``samples`` (and 2) samples: dimension 0 of its first tensor, and of whatever is as long;
             see :class:`groupclip.validate.samples.Batch`.
         groups: a :class:`Partition` or a style, as for :func:`groupclip.attach`.
-        samples: how many of them to use; the cost grows with it. A model that arranges small batches in another way than
-            large ones needs as many as will be trained on.
+        samples: how many of them to run alone, and compare with in batches: in the whole batch, where the others stand among
+            them, and in small ones. The cost grows with it, and with the batch.
 
     Returns:
         A report with the coverage table: for each parameter its group, the operations that use it, how their samples are
@@ -177,27 +177,30 @@ class _Check:
         singles = [alone(self.replays, self.data.pick(i), i, self.groups) for i in everyone]
         self._keep_nothing_of_any(singles)
         self.tolerance = Tolerance.of(max((s.dtype for s in singles), key=lambda d: torch.finfo(d).eps))
+        order = another_order(self.data.size, self.samples)
         for round_ in self.replays.rounds:
-            self._losses_keep_apart(round_, singles)
+            self._losses_keep_apart(round_, singles, order)
+        self.notes += stands(self.replays, self.data, singles[0].loss, self.tolerance)
         large = self._large(singles[last], last)
         engine = attach(self.replays.model, None, self.groups, None, clip=Abadi(), thresholds=self._thresholds(singles))
         engine._tape.observer = self.coverage
         sums = Sums(engine, self.replays, self.data, self.tolerance)
-        end = self.replays.hide_lessons()
+        self.replays.tape = engine._tape
+        known = dict(enumerate(singles))
         try:
-            sums.equal("a batch as it is", everyone, singles)
+            sums.equal("the whole batch, its order shuffled", order, [known.get(i) for i in order])
             sums.equal("all samples but one removed", [0], singles[:1])
-            weights = torch.tensor([1.0, _LARGE])
+            weights = torch.tensor([1.0, LARGE])
             sums.equal(
                 "a sample replaced by one with a loss a million times as large", [0, last], [singles[0], large], weights
             )
-            sums.bounded("a sample zeroed out", 0.0, singles[0])
-            if self.data.has_real_inputs:
-                sums.bounded("a sample's inputs a million times as large", _LARGE, singles[0])
+            for what, times in ((ZEROED, 0.0), (ENLARGED, LARGE)):
+                replayed = times == 0 or self.data.has_real_inputs
+                if replayed and not any(note.endswith(what) for note in self.notes):
+                    sums.bounded(what, times, singles[0])
         finally:
-            end()
             engine.detach()
-            self.replays.asleep = lambda: False
+            self.replays.tape = None
         return CheckReport(self.coverage.rows(self.groups), tuple(sums.right), tuple(self._warnings() + sums.notes))
 
     def _keep_nothing(self) -> None:
@@ -227,8 +230,8 @@ class _Check:
     def _large(self, sample: Sample, i: int) -> Sample:
         """A sample with a large loss, which half precision may not hold."""
         if self.tolerance.is_full:
-            return sample.scaled(_LARGE)
-        return alone(self.replays, self.data.pick(i), i, self.groups, times=_LARGE)
+            return sample.scaled(LARGE)
+        return alone(self.replays, self.data.pick(i), i, self.groups, times=LARGE)
 
     def _thresholds(self, singles: list[Sample]) -> dict[str, float]:
         """Half the smallest norm that a group has, so that every sample is clipped."""
@@ -241,23 +244,18 @@ class _Check:
 
     # ------------------------------------------------------------------ the comparisons
 
-    def _losses_keep_apart(self, round_: int, singles: list[Sample]) -> None:
+    def _losses_keep_apart(self, round_: int, singles: list[Sample], order: list[int]) -> None:
         """A sample's loss in a batch must be its loss alone."""
-        single = (
-            [s.loss for s in singles] if round_ == 0 else [self._loss_alone(i, round_) for i in range(self.samples)]
-        )
-        backwards = [(self.samples - 1, 0)] if self.replays.scripts[round_].ordered else []
-        for chosen in (tuple(range(self.samples)), *backwards):
-            with self.replays.alike(chosen, round_), torch.no_grad():
-                losses = self.replays.loss(self.data.pick(*chosen))
-            if tuple(losses.shape) != (len(chosen),):
-                raise PrivacyViolation(
-                    f"loss_fn gave losses of shape {tuple(losses.shape)} for a batch of {len(chosen)} samples: it must be "
-                    f"({len(chosen)},)"
-                )
-            for here, own in zip(losses.tolist(), [single[i] for i in chosen], strict=True):
-                if not self.tolerance.loss(here, own):
-                    raise PrivacyViolation(blame(self.replays, self.data, round_))
+        everyone, script = range(self.samples), self.replays.scripts[round_]
+        if round_ == 0 and not script.differs_elsewhere:
+            own = {i: single.loss for i, single in enumerate(singles)}
+        else:
+            own = {i: self._loss_alone(i, round_) for i in everyone}
+        orders = [order]
+        if script.ordered or script.differs_elsewhere or script.chance:  # what is drawn may say what is done
+            orders += [list(everyone), [self.samples - 1, 0]]
+        for each in orders:
+            keep_apart(self.replays, self.data, each, round_, own, self.tolerance)
 
     def _loss_alone(self, sample: int, round_: int) -> float:
         with self.replays.alike([sample], round_), torch.no_grad():

@@ -9,6 +9,8 @@ in every pass, and whenever it is drawn.
 Numbers of which each sample has one lie in falling order: a model that sorts them does move its samples. A random permutation
 moves every sample too. A draw that fits neither (for ragged rows) is a constant. In other rounds other numbers are drawn, and
 single numbers are low, or high: whatever is done with some probability is done in one of them.
+
+In the attached model each sample runs as a batch of one, and draws as it does alone (:mod:`groupclip.validate.beside`).
 """
 
 from __future__ import annotations
@@ -22,7 +24,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..tape import Tape
+from ..together import NATIVE
+from .beside import asked, drawn_apart, layout
 from .kinds import CANDIDATES, PICKED, SHARED, Drawn, Kind, Stand, quantile, share_of, stream
+from .places import Places, state_of_torch
 
 _aten = torch.ops.aten
 
@@ -32,23 +38,23 @@ class Draws(TorchDispatchMode):
 
     Args:
         kinds: of the draws, in order; None to record them in ``made``.
+        single: the draws of a sample alone.
         drawn: numbers that might have been drawn, by seed: kept from pass to pass.
         like: what a pass on several samples has drawn, to tell from it what one sample shares with others.
         stand: of the samples.
         devices: CUDA devices in use.
         own: generators that belong to the model or the loss; draws from others aren't touched.
-        asleep: whether the engine is giving itself a lesson, with draws of its own.
+        tape: of the engine, where the model is attached.
     """
 
     def __init__(
         self, kinds: Sequence[Kind | None] | None, stand: Stand, devices: list[int], own: Collection[torch.Generator],
-        asleep: Callable[[], bool], drawn: dict[int, list[Any]], like: Sequence[Drawn] = (),
+        tape: Tape | None, drawn: dict[int, list[Any]], like: Sequence[Drawn] = (), single: Sequence[Drawn] = (),
     ) -> None:  # fmt: skip
         super().__init__()
-        self._drawn, self._like = drawn, like
-        self._kinds, self._stand, self._devices, self._own, self._asleep = kinds, stand, devices, own, asleep
-        self._places: dict[bytes, int] = {}
-        self._next = 0
+        self._drawn, self._like, self._single = drawn, like, single
+        self._kinds, self._stand, self._devices, self._own = kinds, stand, devices, own
+        self.places = Places(tape, stand.samples)
         self.made: list[Drawn] = []
         self.half = False  # whether anything was computed in half precision (autocast, say)
 
@@ -56,15 +62,14 @@ class Draws(TorchDispatchMode):
         kwargs = kwargs or {}
         if self._is_draw(func, args, kwargs):
             own = {**kwargs, "generator": None} if "generator" in kwargs else kwargs
-            make = self._recorded if self._kinds is None else self._still
-            result = make(self._place(), func, args, own)
+            result = self._recorded(func, args, own) if self._kinds is None else self._held(func, args, own)
         else:
             result = func(*args, **kwargs)
         self.half = self.half or (isinstance(result, Tensor) and result.dtype in (torch.bfloat16, torch.float16))
         return result
 
     def _is_draw(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        if torch.Tag.nondeterministic_seeded not in func.tags or self._asleep():
+        if torch.Tag.nondeterministic_seeded not in func.tags or self.places.is_trying:
             return False
         if "scaled_dot_product" in func._opname and not any(isinstance(a, float) and a > 0 for a in args[3:]):
             return False  # attention without dropout
@@ -72,37 +77,59 @@ class Draws(TorchDispatchMode):
         # Torch hands on another object of the same generator.
         return generator is None or any(torch.equal(generator.get_state(), own.get_state()) for own in self._own)
 
-    def _place(self) -> int:
-        """How many draws of the pass came before: told by torch's generator, which checkpoints put back to draw again."""
-        place = self._places.get(_state(), self._next)
+    def _place(self, func: Any, args: Sequence[Any]) -> tuple[int, int]:
+        """How many draws of the pass came before, and which of the samples makes it, where they do in turn."""
+        here = self.places.here(state_of_torch())
+        part = self.places.part
+        one = self._single[here[0]] if here[0] < len(self._single) else None
+        in_turn = part is not None and one is not None and (one.what, one.asked) == (_name(func), asked(args))
         torch.rand(())
-        self._next = place + 1
-        self._places[_state()] = self._next
-        return place
+        self.places.passed(here, part.size if in_turn and part is not None and part.level != NATIVE else 1)
+        self.places.note()
+        return here
 
-    def _recorded(self, place: int, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def _held(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        here, part, samples = self._place(func, args), self.places.part, self.places.samples
+        if part is None or part.level == NATIVE or part.size == 0:
+            return self._still(here[0], samples, func, args, kwargs)
+        place, turn = here
+        one = self._single[place] if place < len(self._single) else None
+        if one is not None and (one.what, one.asked) == (_name(func), asked(args)):
+            return self._still(place, samples[turn : turn + 1], func, args, kwargs)
+        where = layout(one, args, part.size)
+        if where is None:
+            return _constant(func, args, kwargs)
+        return drawn_apart(
+            where, args, part.size, lambda i, own: self._still(place, samples[i : i + 1], func, own, kwargs)
+        )
+
+    def _recorded(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        place, _ = self._place(func, args)
         result = func(*args, **kwargs)
-        drawn = Drawn(func.overloadpacket, _plain(args), tuple(_first(result).shape))
+        drawn = Drawn(_name(func), _plain(args), tuple(_first(result).shape), asked(args))
         self.made.append(drawn)
         like = drawn if len(self._stand.samples) > 1 else next(iter(self._like[place : place + 1]), None)
         if like is not None and like.what == drawn.what and math.prod(like.shape) == 1 == math.prod(drawn.shape):
             return self._number(func, args, kwargs)  # as it will be, for much may hang on it
         return result
 
-    def _still(self, place: int, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def _still(
+        self, place: int, samples: Sequence[int], func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """The draw of these samples, as they make it in a plain batch."""
         if func.overloadpacket is _aten.randperm:
             return func(*args, **kwargs).sort().values.roll(1)
         assert self._kinds is not None
         kind = self._kinds[place] if place < len(self._kinds) else None
-        if kind is None or kind.single.what != func.overloadpacket or kind.axis is None:
+        if kind is None or kind.single.what != _name(func) or kind.axis is None:
             return self._of_all(func, args, kwargs)
-        calls = self._calls(kind, args)
+        calls = self._calls(kind, args, len(samples))
         if calls is None:
             return _constant(func, args, kwargs)
         try:
             parts = [
                 self._of_sample(place, sample, kind, func, call, kwargs)
-                for sample, call in zip(self._stand.samples, calls, strict=True)
+                for sample, call in zip(samples, calls, strict=True)
             ]
         except RuntimeError:  # it isn't made sample by sample: an order of samples that multinomial draws, say
             return _constant(func, args, kwargs)
@@ -110,9 +137,9 @@ class Draws(TorchDispatchMode):
             return args[0]  # in place
         return _joined(parts, kind.axis)
 
-    def _calls(self, kind: Kind, args: Sequence[Any]) -> Sequence[Sequence[Any]] | None:
+    def _calls(self, kind: Kind, args: Sequence[Any], number: int) -> Sequence[Sequence[Any]] | None:
         """The arguments for each sample; None where the samples can't be told apart."""
-        number, axis = len(self._stand.samples), kind.axis
+        axis = kind.axis
         if kind.single.args is not None:
             return [kind.single.args] * number
         assert axis is not None
@@ -141,7 +168,7 @@ class Draws(TorchDispatchMode):
         result = func(*args, **kwargs)
         shape = tuple(_first(result).shape)
         if not any(
-            (k.single.what, k.single.shape) == (func.overloadpacket, shape)
+            (k.single.what, k.single.shape) == (_name(func), shape)
             for k in self._kinds or ()
             if k and k.axis is None
         ):
@@ -151,7 +178,7 @@ class Draws(TorchDispatchMode):
         return self._from(self._stream_of_all(func, args), func, args, kwargs)
 
     def _stream_of_all(self, func: Any, args: Sequence[Any], number: int = SHARED) -> int:
-        return stream(self._stand.round, zlib.crc32(repr((str(func), _plain(args))).encode()), number)
+        return stream(self._stand.round, zlib.crc32(repr((_name(func), _plain(args))).encode()), number)
 
     def _number(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """One number for all samples, that lies as the round says among those that might have been drawn."""
@@ -181,8 +208,9 @@ class Draws(TorchDispatchMode):
                 generator.set_state(state)
 
 
-def _state() -> bytes:
-    return torch.get_rng_state().numpy().tobytes()
+def _name(func: Any) -> str:
+    """Of an operation: the same in place, for vmap makes ``bernoulli`` of ``bernoulli_``."""
+    return func._opname.strip("_")
 
 
 def _plain(args: Sequence[Any]) -> tuple[Any, ...] | None:

@@ -2,6 +2,9 @@
 
 A single number is the same in every call of a pass, for it isn't known whether it is one sample's or everybody's; an array
 with an entry or a row for each sample is made sample by sample. Generators of the model's own aren't reached.
+
+What the attached model draws so is drawn once, and is the same for all samples that run side by side; so it is compared with
+single samples that all draw the same (``Replays.alike(.., one=True)``).
 """
 
 from __future__ import annotations
@@ -14,7 +17,9 @@ from unittest.mock import patch
 
 import numpy as np
 
+from ..tape import Tape
 from .kinds import CANDIDATES, Drawn, Kind, Stand, quantile, share_of, stream
+from .places import Places
 
 #: By round: with these seeds the first uniform number of ``random`` and numpy is of the middle, low, high, and the first
 #: permutation of two and of three samples moves the first: of ``shuffle`` in the first rounds, of ``sample`` in the last, for
@@ -31,8 +36,8 @@ class DrawsElsewhere:
     whether generators were made.
     """
 
-    def __init__(self, kinds: Sequence[Kind | None] | None, stand: Stand, asleep: Callable[[], bool]) -> None:
-        self._kinds, self._stand, self._asleep = kinds, stand, asleep
+    def __init__(self, kinds: Sequence[Kind | None] | None, stand: Stand, tape: Tape | None) -> None:
+        self._kinds, self._stand, self.places = kinds, stand, Places(tape, stand.samples)
         self._seeds = SEEDS[stand.round]
         self.made: list[Drawn] = []
         self.numbers = False
@@ -54,7 +59,7 @@ class DrawsElsewhere:
 
     def _of_python(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def draw(*args: Any, **kwargs: Any) -> Any:
-            if not self._asleep():
+            if not self.places.is_trying:
                 self.numbers = True
                 random.seed(self._seeds[0])
             return function(*args, **kwargs)
@@ -63,7 +68,7 @@ class DrawsElsewhere:
 
     def _of_numpy(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def draw(*args: Any, **kwargs: Any) -> Any:
-            if self._asleep():
+            if self.places.is_trying:
                 return function(*args, **kwargs)
             np.random.seed(self._seeds[1])
             result = function(*args, **kwargs)
@@ -71,13 +76,16 @@ class DrawsElsewhere:
                 self.numbers = True
                 return result
             call = None if any(isinstance(a, np.ndarray) for a in (*args, *kwargs.values())) else (args, kwargs)
-            place = len(self.made)
+            here = self.places.here()
+            self.places.passed(here)
+            place, part = here[0], self.places.part
             self.made.append(Drawn(name, call, result.shape))
             kind = self._kinds[place] if self._kinds is not None and place < len(self._kinds) else None
             if kind is None or kind.axis is None or kind.single.what != name or kind.single.args is None:
                 return result
+            samples = self._stand.samples if part is None else self._stand.samples[:1]  # one draw, whoever runs
             return np.concatenate(
-                [self._of_sample(s, place, function, *kind.single.args) for s in self._stand.samples], kind.axis
+                [self._of_sample(s, place, function, *kind.single.args) for s in samples], kind.axis
             )
 
         return draw

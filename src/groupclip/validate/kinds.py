@@ -16,11 +16,14 @@ SHARED = -1  # in the place of a sample: what all samples share
 
 @dataclass(frozen=True)
 class Drawn:
-    """One draw: the function, its arguments if no tensor is among them, and the shape of the numbers."""
+    """One draw: the function, its arguments if no tensor is among them, the shape of the numbers, and the shape of the first
+    tensor that it was given (or the numbers').
+    """
 
     what: Any
     args: tuple[Any, ...] | None
     shape: tuple[int, ...]
+    asked: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -70,8 +73,9 @@ def quantile(numbers: Sequence[Any], share: float) -> Any:
 
 def share_of(sample: int, total: int, round_: int) -> float:
     """Where a sample's number lies among those that might have been drawn, the first sample's highest: evenly spread; in other
-    rounds over the lowest or the highest quarter, with its end.
+    rounds over the lowest or the highest quarter, with its end. Samples beyond the first ``total`` draw as these do.
     """
+    sample %= total
     if PICKED[round_] == 0.5:
         return 1 - (sample + 0.5) / total
     from_top = sample / (total - 1) / 4
@@ -89,7 +93,7 @@ class Stand:
 
     Attributes:
         samples: at each place of the batch.
-        total: how many samples there are in all.
+        total: how many samples are looked at alone.
         round: see :data:`PICKED`.
     """
 

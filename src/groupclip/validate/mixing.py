@@ -24,16 +24,11 @@ _DRAWS = (
 )
 
 
-def blame(replays: Replays, data: Batch, round_: int) -> str:
-    """Samples' losses depend on each other: where that begins, in words."""
-    everyone = range(replays.total)
-    replaced = [[(i + 1) % replays.total if i == j else i for i in everyone] for j in everyone[:_REPLACED]]
-
-    def run(arguments: tuple[Any, ...]) -> None:
-        with replays.alike(everyone, round_):
-            replays.loss(arguments)
-
-    name = first_mixing_module(replays.model, run, [data.pick(*order) for order in (everyone, *replaced)])
+def blame(replays: Replays, data: Batch, round_: int, order: Sequence[int]) -> str:
+    """Samples' losses depend on each other in a batch of this order: where that begins, in words."""
+    name = _first_in(replays, data, round_, range(replays.total))
+    if name is None and len(order) > replays.total:  # small batches don't show it
+        name = _first_in(replays, data, round_, order)
     more = _DRAWS * replays.own_generators
     whole = _apart_if_whole(replays, data, round_)
     if whole:
@@ -56,6 +51,18 @@ def blame(replays: Replays, data: Batch, round_: int) -> str:
         "batch; attention within a sample; no comparison between samples). If its input has the sequence first, the "
         "sample must come first instead, or batch_first=True" + more
     )
+
+
+def _first_in(replays: Replays, data: Batch, round_: int, order: Sequence[int]) -> str | None:
+    """The first module that mixes the samples of such a batch."""
+    places = range(len(order))
+    replaced = [[order[(i + 1) % len(order)] if i == j else order[i] for i in places] for j in places[:_REPLACED]]
+
+    def run(arguments: tuple[Any, ...]) -> None:
+        with replays.alike(order, round_):
+            replays.loss(arguments)
+
+    return first_mixing_module(replays.model, run, [data.pick(*each) for each in (order, *replaced)])
 
 
 def _apart_if_whole(replays: Replays, data: Batch, round_: int) -> list[Path]:

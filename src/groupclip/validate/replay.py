@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import PrivacyViolation
+from ..tape import Tape
 from .draws import Draws
 from .draws_elsewhere import DrawsElsewhere
 from .kinds import PICKED, Drawn, Kind, Stand, classified
@@ -35,12 +36,19 @@ class Script:
 
     Attributes:
         torch, elsewhere: of torch, and of numpy and Python.
+        single: what a sample alone draws of torch.
         chance: more than numbers of single samples.
     """
 
     torch: list[Kind | None]
     elsewhere: list[Kind | None]
     chance: bool
+    single: Sequence[Drawn] = ()
+
+    @property
+    def differs_elsewhere(self) -> bool:
+        """Whether samples draw numbers of numpy of their own."""
+        return any(kind is not None and kind.axis is not None for kind in self.elsewhere)
 
     @property
     def ordered(self) -> bool:
@@ -85,18 +93,18 @@ class Replays:
     Attributes:
         model, loss_fn: the user's.
         total: how many samples are looked at.
-        asleep: whether an engine is giving itself a lesson.
         weights: as they were.
         scripts: by round.
+        tape: of the engine, while the model is attached.
         own_generators: whether numbers came from generators of numpy or Python that belong to model or loss.
     """
 
     model: nn.Module
     loss_fn: Losses
     total: int
-    asleep: Callable[[], bool] = lambda: False
     weights: Weights = field(init=False)
     scripts: dict[int, Script] = field(default_factory=dict)
+    tape: Tape | None = None
     own_generators: bool = False
     _drawn: dict[int, list[Any]] = field(default_factory=dict)
     _copies: Copies = field(default_factory=dict)
@@ -131,45 +139,46 @@ class Replays:
         return loss
 
     @contextmanager
-    def alike(self, samples: Sequence[int], round_: int = 0, like: Sequence[Drawn] = ()) -> Iterator[Pass]:
-        """Inside, the sample at place i draws what ``samples[i]`` always draws in this round. After it, model, loss and
-        generators are as they were.
+    def alike(
+        self, samples: Sequence[int], round_: int = 0, like: Sequence[Drawn] = (), one: bool = False
+    ) -> Iterator[Pass]:
+        """Inside, the sample at place i draws what ``samples[i]`` always draws in this round; of numpy what the first does, if
+        ``one``. After it, model, loss and generators are as they were.
         """
         stand, script = Stand(tuple(samples), self.total, round_), self.scripts.get(round_)
         state = self.state()
-        elsewhere = DrawsElsewhere(script and script.elsewhere, stand, self.asleep)
+        of_one = replace(stand, samples=(0,) * len(stand.samples)) if one else stand
+        elsewhere = DrawsElsewhere(script and script.elsewhere, of_one, self.tape)
         state.reseed(_OWN + round_)
         before, own = state.positions, [g for g in state.generators if isinstance(g, torch.Generator)]
-        draws = Draws(script and script.torch, stand, self._devices, own, self.asleep, self._drawn, like)
+        draws = Draws(script and script.torch, stand, self._devices, own, self.tape, self._drawn, like, script.single if script else ())
         try:
-            with _seeded(self._devices), elsewhere.held(), draws:
+            with _seeded(self._devices), elsewhere.held(), draws, self._told(draws, elsewhere):
                 yield Pass(draws, elsewhere)
         finally:
             self.own_generators |= state.positions != before or elsewhere.generators
             state.restore()
             self.weights.restore()
 
-    def hide_lessons(self) -> Callable[[], None]:
-        """Put back all that an engine's lessons leave behind before the pass itself; gives what ends that."""
-        states: list[State] = []
+    @contextmanager
+    def _told(self, *draws: Draws | DrawsElsewhere) -> Iterator[None]:
+        """Inside, where the attached model is called its draws begin."""
+        if self.tape is None:
+            yield
+            return
+        tape, before = self.tape, self.tape.told
 
-        def first(*_: Any) -> None:
-            states.append(self.state())
+        def told(samples: Tensor) -> None:
+            for each in draws:
+                each.places.call_begins()
+            if before is not None:
+                before(samples)
 
-        def last(*_: Any) -> None:
-            states.pop().restore()
-            self.weights.restore()
-
-        handles = [
-            self.model.register_forward_pre_hook(first, prepend=True),
-            self.model.register_forward_pre_hook(last),
-        ]
-
-        def end() -> None:
-            for handle in handles:
-                handle.remove()
-
-        return end
+        tape.told = told
+        try:
+            yield
+        finally:
+            tape.told = before
 
     def rehearse(self, pairs: Sequence[tuple[Any, ...]], one: tuple[Any, ...], round_: int) -> list[Trace]:
         """Learn what passes of this round draw.
@@ -194,7 +203,7 @@ class Replays:
         elsewhere = classified(single.elsewhere.made, [p.elsewhere.made for p in made], 2)
         drawn = self.own_generators or any(p.elsewhere.numbers or p.elsewhere.made for p in made)
         chance = drawn or any(kind is not None and kind.is_shared_number for kind in of_torch)
-        self.scripts[round_] = Script(of_torch, elsewhere, chance)
+        self.scripts[round_] = Script(of_torch, elsewhere, chance, single.draws.made)
         return traces
 
     def left_behind(self, pairs: Sequence[tuple[Any, ...]], round_: int) -> list[Trace]:

@@ -66,7 +66,7 @@ def alone(replays: Replays, arguments: tuple[Any, ...], sample: int, groups: Par
     """
     named = dict(replays.model.named_parameters())
     params = {n: named[n] for group in groups.names for n in groups[group]}
-    with replays.alike([sample]) as made:
+    with replays.alike([sample], one=True) as made:
         loss = replays.loss_of_one(arguments) * times
         grads = torch.autograd.grad(loss.sum(), list(params.values()), allow_unused=True)
         left = replays.state()

@@ -30,34 +30,42 @@ class Sums:
     def __init__(self, engine: Engine, replays: Replays, data: Batch, tolerance: Tolerance) -> None:
         self._engine, self._replays, self._data, self._tolerance = engine, replays, data, tolerance
         self._params = {n: p for n, p in replays.model.named_parameters() if p.requires_grad}
-        self._beside: float | None = None  # the loss of sample 0 beside another
         self.right: list[str] = []
         self.notes: list[str] = []
 
     def equal(
-        self, what: str, samples: Sequence[int], singles: Sequence[Sample], weights: Tensor | None = None
+        self, what: str, samples: Sequence[int], singles: Sequence[Sample | None], weights: Tensor | None = None
     ) -> None:
-        """The sums and norms must be those of the single samples."""
-        off, norms = self._off(what, self._data.pick(*samples), samples, singles, weights)
+        """The sums and norms must be those of the single samples. One of which nothing is known (None) weighs nothing, so it may
+        add nothing to a sum, and has no norm.
+        """
+        known = [s for s in singles if s is not None]
+        if len(known) < len(singles):
+            weights = torch.tensor([float(s is not None) for s in singles])
+        off, norms = self._off(self._data.pick(*samples), samples, known, weights)
         thresholds, groups, bound = self._engine.thresholds, self._engine.partition, self._tolerance.sums
         wrong = [n for m in groups.names for n in groups[m] if not off[n] <= bound * thresholds[m]]
         # Rows that changed places are clipped by norms of their own, so that the sum may be right.
-        swapped = [m for m in groups.names if not _alike(norms[m], [s.norms[m] for s in singles], bound, thresholds[m])]
+        swapped = [
+            m for m in groups.names
+            if not _alike(norms[m], [None if s is None else s.norms[m] for s in singles], bound, thresholds[m])
+        ]  # fmt: skip
         if wrong or swapped:
             found = f"the norms of gradients in group {listed(swapped)} aren't those of the samples in their order"
             if wrong:
                 found = f"the clipped gradient of {listed(wrong)} isn't the sum of the samples' own"
             raise PrivacyViolation(
-                f"{what}: {found}, though their losses keep apart. The model arranges this batch in a way that groupclip misreads, "
-                "or an operation on the way has a gradient that mixes samples (a custom autograd.Function): rewrite that part with "
-                "the sample as dimension 0, or freeze these parameters"
+                f"{what}: {found}, though their losses keep apart, and every sample runs alone. An operation on the way computes "
+                "something else for samples side by side than for one alone: a rule that isn't groupclip's own, or the vmap() of a "
+                "custom autograd.Function, that mixes samples or takes them for others. Mend that rule, or delete it (samples then run "
+                "one at a time), or freeze these parameters"
             )
         self.right.append(what)
 
     def bounded(self, what: str, times: float, without: Sample) -> None:
         """Sample 1, its inputs multiplied, may move the sum of no group by more than its threshold."""
         try:
-            off, _ = self._off(what, self._data.changed([0, 1], times={1: times}), [0, 1], [without])
+            off, _ = self._off(self._data.changed([0, 1], times={1: times}), [0, 1], [without])
         except GroupClipError:
             raise
         except Exception as error:
@@ -74,15 +82,13 @@ class Sums:
         self.right.append(what)
 
     def _off(
-        self, what: str, arguments: tuple[Any, ...], samples: Sequence[int], singles: Sequence[Sample],
+        self, arguments: tuple[Any, ...], samples: Sequence[int], singles: Sequence[Sample],
         weights: Tensor | None = None,
     ) -> tuple[dict[str, float], dict[str, Tensor]]:  # fmt: skip
         """Parameter -> distance of the engine's clipped sum from that of the single samples; the engine's norms."""
         engine = self._engine
-        with self._replays.alike(samples):
+        with self._replays.alike(samples, one=True):
             losses = self._replays.loss(arguments)
-            if len(samples) == 2:
-                self._stands(what, float(losses.detach()[0]), singles[0].loss)
             engine.backward(losses if weights is None else losses * weights.to(losses))
         norms = engine.unsafe_norms()
         off = {}
@@ -93,16 +99,6 @@ class Sums:
                 off[name] = _distance(self._params[name].grad, own)
         engine.discard()
         return off, norms
-
-    def _stands(self, what: str, here: float, alone: float) -> None:
-        """The loss of sample 0 must be the same whatever stands beside it."""
-        before, self._beside = self._beside, here
-        if self._tolerance.loss(here, alone) and (before is None or self._tolerance.loss(here, before, same=True)):
-            return
-        raise PrivacyViolation(
-            f"{what}: the loss of another sample changes with it. An operation on the way mixes samples, if only a little, or when "
-            "numbers are large"
-        )
 
 
 def _distance(total: Tensor | None, parts: Sequence[tuple[Tensor, float]]) -> float:
@@ -117,9 +113,15 @@ def _distance(total: Tensor | None, parts: Sequence[tuple[Tensor, float]]) -> fl
     return float(square_sums(total.unsqueeze(0))) ** 0.5
 
 
-def _alike(norms: Tensor, single: Sequence[float], tolerance: float, threshold: float) -> bool:
-    """Whether norms are those of the single samples; what isn't finite in one isn't in the other."""
+def _alike(norms: Tensor, single: Sequence[float | None], tolerance: float, threshold: float) -> bool:
+    """Whether norms are those of the single samples; what isn't finite in one isn't in the other. One that weighs nothing has
+    none, or, where its loss isn't finite, none that counts.
+    """
     for here, own in zip(norms.tolist(), single, strict=True):
+        if own is None:
+            if here - here == 0 and here > tolerance * threshold:
+                return False
+            continue
         finite = here - here == 0, own - own == 0
         if finite[0] != finite[1] or (finite[0] and abs(here - own) > tolerance * max(own, threshold)):
             return False

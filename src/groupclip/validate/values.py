@@ -1,0 +1,90 @@
+"""Losses of samples in batches, by plain torch: each must be its loss alone, whichever other samples are there, and in any order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..errors import PrivacyViolation
+from .mixing import blame
+from .replay import Replays
+from .samples import Batch
+from .tolerance import Tolerance
+
+LARGE = 1e6
+
+ZEROED = "a sample zeroed out"
+ENLARGED = "a sample's inputs a million times as large"
+
+
+def another_order(size: int, known: int) -> list[int]:
+    """All samples in an order, the same every time, in which none of the first ``known`` stands at its own place."""
+    generator = torch.Generator().manual_seed(0)
+    while True:
+        order = torch.randperm(size, generator=generator).tolist()
+        if all(order[i] != i for i in range(known)):
+            return order
+
+
+def keep_apart(
+    replays: Replays, data: Batch, order: Sequence[int], round_: int, alone: Mapping[int, float], tolerance: Tolerance
+) -> None:
+    """The losses of some samples, in a batch of this order, must be those that they have alone.
+
+    Args:
+        alone: sample -> its loss; of others nothing is known.
+
+    Raises:
+        PrivacyViolation: they aren't: names the module or the loss.
+    """
+    with replays.alike(order, round_), torch.no_grad():
+        losses = replays.loss(data.pick(*order))
+    if tuple(losses.shape) != (len(order),):
+        raise PrivacyViolation(
+            f"loss_fn gave losses of shape {tuple(losses.shape)} for a batch of {len(order)} samples: it must be ({len(order)},)"
+        )
+    for sample, here in zip(order, losses.tolist(), strict=True):
+        if sample in alone and not tolerance.loss(here, alone[sample]):
+            raise PrivacyViolation(blame(replays, data, round_, order))
+
+
+def stands(replays: Replays, data: Batch, own: float, tolerance: Tolerance) -> list[str]:
+    """The loss of sample 0 must be the same, to a bit or two, whatever stands beside it.
+
+    Args:
+        own: its loss alone.
+
+    Returns:
+        Notes on what the model can't take.
+
+    Raises:
+        PrivacyViolation: it isn't.
+    """
+    last = replays.total - 1
+    pairs = [("another sample beside it", data.pick(0, last), (0, last))]
+    pairs.append((ZEROED, data.changed([0, 1], times={1: 0.0}), (0, 1)))
+    if data.has_real_inputs:
+        pairs.append((ENLARGED, data.changed([0, 1], times={1: LARGE}), (0, 1)))
+    notes, before = [], None
+    for what, arguments, samples in pairs:
+        try:
+            here = _first_loss(replays, arguments, samples)
+        except Exception as error:
+            if what not in (ZEROED, ENLARGED):
+                raise
+            notes.append(f"not replayed, for the model can't take it ({type(error).__name__}): {what}")
+            continue
+        if not tolerance.loss(here, own) or not (before is None or tolerance.loss(here, before, same=True)):
+            raise PrivacyViolation(
+                f"{what}: the loss of another sample changes with it. An operation on the way mixes samples, if only a little, or when "
+                "numbers are large"
+            )
+        before = here
+    return notes
+
+
+def _first_loss(replays: Replays, arguments: tuple[Any, ...], samples: tuple[int, int]) -> float:
+    with replays.alike(samples), torch.no_grad():
+        return float(replays.loss(arguments)[0])
