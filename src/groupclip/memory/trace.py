@@ -25,6 +25,7 @@ from ..norms import GRAM, INSTANTIATED, accumulation_dtype
 from ..persample.base import PerSample
 from ..persample.convolution import Convolution
 from ..persample.outer import Outer
+from ..together import Part
 from .live import Live
 
 
@@ -180,13 +181,13 @@ class TracedGate(Gate):
 
     group: TracedGroup
 
-    def book(self, slot: Slot, grads: PerSample) -> None:
+    def book(self, slot: Slot, part: Part, grads: PerSample) -> None:
         recorder = self.group.recorder
         assert recorder is not None
         layer = recorder.layers[self.group.name]
         linear = _linear(grads)
         layer.linear += [] if linear is None else [linear]
-        if slot not in self._booked and len(self._uses.get(slot, ())) <= 1:
+        if self.is_lone(slot):
             level = recorder.level
             kept, instantiated = recorder.try_booking(grads, INSTANTIATED)
             ways = {INSTANTIATED: instantiated}
@@ -197,8 +198,8 @@ class TracedGate(Gate):
         else:  # several uses: they are joined, normed and summed when the gate closes
             layer.choice = False
         with recorder._silence():
-            super().book(slot, grads)
-        recorder.own(layer, self._booked[slot][-1])
+            super().book(slot, part, grads)
+        recorder.own(layer, self._booked[slot][-1][1])
 
     def close(self) -> list[Tensor | None]:
         recorder = self.group.recorder
