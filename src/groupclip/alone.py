@@ -48,6 +48,10 @@ class Alone:
         self._own: set[Position] = set()  # where the model makes constant tensors that it writes samples into
         self._following = False  # it does, and where it makes them isn't known yet
 
+    def knows_as(self, other: Alone) -> None:
+        """Take over what was found out of a like model."""
+        self._own, self._following = other._own, other._following
+
     def run(self, function: Function, inputs: Inputs, arrangement: Arrangement | None = None) -> Any:
         """The outputs of ``function`` on the batch.
 

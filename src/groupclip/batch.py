@@ -23,6 +23,12 @@ def tensors_in(value: object) -> Iterator[Tensor]:
     yield from instances_in(value, Tensor)
 
 
+def has_numbers(x: Tensor) -> bool:
+    """Whether the tensor has values: not on the meta device, for whatever device it passes (:mod:`groupclip.memory.sketch`)."""
+    with torch._C.DisableTorchFunction():
+        return not x.is_meta
+
+
 def instances_in(value: object, kind: type | tuple[type, ...]) -> Iterator[Any]:
     """The objects of a class in nested tuples, lists, mappings and dataclasses, in order."""
     if isinstance(value, kind):

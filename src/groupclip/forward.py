@@ -14,7 +14,7 @@ from torch import nn
 from .admission import check_caller, check_coverage, where_read
 from .alone import Alone
 from .arrangement import Arrangement
-from .batch import tensors_in
+from .batch import has_numbers, tensors_in
 from .errors import UnsupportedOperation
 from .inputs import Inputs, Roles
 from .outputs import NoRows
@@ -78,6 +78,12 @@ class Forward:
             self._tape.tell(args)
             return self._run(function, Inputs(args, {}, frozenset(map(id, tensors)), lengths[0]))
 
+    def knows_as(self, other: Forward) -> None:
+        """Take over what passes of a like model on like batches found out, with another engine."""
+        self._roles = other._roles
+        self._arrangement.knows_as(other._arrangement)
+        self._alone.knows_as(other._alone)
+
     def _run(self, function: Callable[..., Any], inputs: Inputs, arrangement: Arrangement | None = None) -> Any:
         if "torch._dynamo" not in sys.modules:
             return self._alone.run(function, inputs, arrangement)
@@ -102,7 +108,7 @@ def _undone(model: nn.Module) -> Iterator[None]:
         for module, held in buffers:
             module._buffers.update(held)
         for buffer, value in values:
-            if not torch.equal(buffer.nan_to_num(), value.nan_to_num()):
+            if has_numbers(buffer) and not torch.equal(buffer.nan_to_num(), value.nan_to_num()):
                 buffer.data.copy_(value)
     for name, param, version in versions:
         if param._version != version:

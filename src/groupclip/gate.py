@@ -96,11 +96,16 @@ class Gate:
 
     def book(self, slot: Slot, part: Part, grads: PerSample) -> None:
         """Keep the gradients of the samples of a part by one use. A lone use is normed at once: it keeps what is smaller."""
-        booked = self._booked.setdefault(slot, [])
-        uses = self._uses.get(slot, ())
-        if not booked and (len(uses) <= 1 or sum(use() is not None for use in uses) <= 1):  # some were thrown away
+        if self.is_lone(slot):
             grads = grads.settle(slot.method)
-        booked.append((part, grads))
+        self._booked.setdefault(slot, []).append((part, grads))
+
+    def is_lone(self, slot: Slot) -> bool:
+        """Whether the use of the parameter that is about to be booked is its only one."""
+        uses = self._uses.get(slot, ())
+        return slot not in self._booked and (
+            len(uses) <= 1 or sum(use() is not None for use in uses) <= 1  # some were thrown away
+        )
 
     def close(self) -> list[Tensor | None]:
         """Clip: the sums of clipped gradients of the group's parameters (None where a parameter wasn't used)."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .batch import PLAIN_TYPES, is_record, replaced, tensors_in
+from .batch import PLAIN_TYPES, has_numbers, is_record, replaced, tensors_in
 from .errors import UnsupportedOperation
 from .operands import PrivateParameter, PrivateTensor, slots
 from .reads import key_of
@@ -172,7 +172,7 @@ def _same(x: Tensor, y: Tensor) -> bool:
     if isinstance(x, PrivateTensor) and slots(x) != slots(y):  # pyright: ignore[reportArgumentType]
         return False
     with torch._C.DisableTorchFunctionSubclass():
-        return not x.is_meta and bool(((x == y) | ((x != x) & (y != y))).all())
+        return not has_numbers(x) or bool(((x == y) | ((x != x) & (y != y))).all())
 
 
 #: In place of a dimension: a sample has several rows in dimension 0, one sample after another, or the first of all samples first.

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .batch import replaced, tensors_in
+from .batch import has_numbers, replaced, tensors_in
 from .errors import PrivacyViolation, UnsupportedOperation
 from .operands import PRIVATE_TYPES
 from .outputs import Rows, joined, taken
@@ -224,9 +224,9 @@ class Published:
 
 
 def _equal(x: Tensor, y: Tensor) -> bool:
-    return x.shape == y.shape and bool(
-        torch.equal(x.nan_to_num(), y.nan_to_num()) and torch.equal(x.isnan(), y.isnan())
-    )
+    if x.shape != y.shape or not has_numbers(x):
+        return x.shape == y.shape
+    return bool(torch.equal(x.nan_to_num(), y.nan_to_num()) and torch.equal(x.isnan(), y.isnan()))
 
 
 _log = logging.getLogger("groupclip")

@@ -205,8 +205,12 @@ class Tape:
             yield
         finally:
             self.permitted, self.loss_scale, self.ended = None, 1.0, set()
-            self.beside.clear()
-            self.ran_in_parts = False
+            self.forget()
+
+    def forget(self) -> None:
+        """What forward passes have left for a backward pass that is over, or doesn't come."""
+        self.beside.clear()
+        self.ran_in_parts = False
 
     def require_permission(self) -> None:
         """Refuse a backward pass on a reduced loss, unless the reduction was declared.

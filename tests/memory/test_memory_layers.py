@@ -59,7 +59,7 @@ def packed(way: str) -> Callable[[nn.Module, Tensor, Tensor], Tensor]:
             given = pack_sequence([x[i, :n] for i, n in enumerate(lengths.tolist())], enforce_sorted=False)
         else:
             given = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=way == "sorted")
-        out, _ = pad_packed_sequence(layer(given)[0], batch_first=True)
+        out, _ = pad_packed_sequence(layer(given)[0], batch_first=True, total_length=x.shape[1])
         return out[order.argsort()] if way == "sorted by the model" else out
 
     return call
@@ -82,8 +82,8 @@ def recurrent() -> dict[str, tuple[nn.Module, Any]]:
             found[f"{kind.__name__} {options}"] = layer, torch.randn(B, T, 3)
         sequence_first = Calls(kind(3, 4), lambda layer, x: layer(x.transpose(0, 1))[0].transpose(0, 1))
         found[f"{kind.__name__} sequence first"] = sequence_first, torch.randn(B, T, 3)
-        for way in ("unsorted", "pack_sequence"):
-            batch = torch.randn(B, T, 3), torch.tensor([2, 5, 1, 4])
+        for way in ("unsorted", "pack_sequence", "sorted", "sorted by the model"):
+            batch = torch.randn(B, T, 3), torch.tensor([5, 4, 2, 1] if way == "sorted" else [2, 5, 1, 4])
             found[f"{kind.__name__} packed, {way}"] = Calls(kind(3, 4, batch_first=True), packed(way)), batch
     for cell in (nn.RNNCell, nn.GRUCell, nn.LSTMCell):
         found[cell.__name__] = Calls(cell(3, 4), step_by_step), torch.randn(B, T, 3)
@@ -160,13 +160,12 @@ def test_a_plan_of_every_kind_of_layer_holds_what_it_says(name: str) -> None:
 @pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
 @pytest.mark.parametrize("way", ["sorted", "sorted by the model"])
 def test_sorted_sequences_are_planned_as_clipped_by_a_rule(kind: type[nn.RNNBase], way: str) -> None:
-    """Whether training knows whose row is whose hangs on values; where it doesn't, it goes one by one and needs more."""
+    """As those that aren't sorted."""
     model, batch = Calls(kind(3, 4, batch_first=True), packed(way)), (torch.randn(B, T, 3), torch.tensor([5, 4, 2, 1]))
     plan = gc.plan(model, batch, groups=1, loss=squares)
     unsorted, shuffled = LAYERS[f"{kind.__name__} packed, unsorted"][0], (batch[0], batch[1][[2, 0, 3, 1]])
     rule = gc.plan(unsorted, shuffled, groups=1, loss=squares)
     assert plan.curve.peak == pytest.approx(rule.curve.peak, rel=0.05)
-    assert plan.curve.peak <= measure(model, batch, plan.partition, loss=squares).peak
 
 
 def test_lengths_of_an_example_stand_for_those_of_a_larger_batch() -> None:

@@ -62,9 +62,9 @@ def test_one_sample_is_planned_as_the_engine_clips_it(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A position table of one row is no sample, though the batch has one row too: nothing is computed one by one."""
-    monkeypatch.setattr("groupclip.call._said", set())  # it is said once in a process
+    monkeypatch.setattr("groupclip.alone._said", set())  # it is said once in a process
     sizes = {"n_embd": 32, "n_layer": 2, "n_head": 2, "bos_token_id": 0, "eos_token_id": 1, **SMALL}
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(use_cache=False, **sizes))
     ids = torch.randint(5, 50, (1, 16))
     gc.plan(model, ({"input_ids": ids}, ids), groups=2)
-    assert "one sample at a time" not in caplog.text
+    assert "one at a time" not in caplog.text

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from ..attaching import attach
 from ..batch import tensors_in
 from ..engine import Engine
+from ..forward import Forward
 from ..normals import workspace_bytes
 from ..partition import Partition, partition
 from .blanks import blank, blank_model, example
@@ -66,6 +67,7 @@ class Sketched:
         self._batch = batch
         devices = {p.device for p in model.parameters()} - {torch.device("meta")}
         self.device = next(iter(devices), torch.device("cpu"))
+        self._first: Forward | None = None
 
     @property
     def static(self) -> int:
@@ -110,8 +112,16 @@ class Sketched:
         return recorder.closed
 
     def _attached(self, groups: Partition) -> tuple[Engine, Any]:
-        engine = as_with_noise(attach(blank_model(self.model), None, groups, None))
-        return engine, self._batch_of(self.samples)
+        engine, batch = as_with_noise(attach(blank_model(self.model), None, groups, None)), self._batch_of(self.samples)
+        if self._first is None:  # its first pass tries out which inputs hold samples, and the like; later ones know
+            self.loss(engine.model, batch)
+            engine._tape.forget()
+            for group in engine._groups:
+                group.drop_gate()
+            self._first = engine._forward
+        else:
+            engine._forward.knows_as(self._first)
+        return engine, batch
 
 
 def _curve(live: Live, batch: Any) -> Curve:

@@ -7,7 +7,6 @@ ids differ. A model that asks for more (a number, the rows where a mask is true)
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -187,10 +186,11 @@ class _Pretence(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func == Tensor.device.__get__:  # pyright: ignore[reportAttributeAccessIssue]
-            # Checkpoints compare devices, of which they have read some in the midst of an operation, where no mode is on.
-            if asking_module() == "torch.nn.utils.rnn" and self._integers.known(args[0]):
+            asking = asking_module()
+            if asking == "torch.nn.utils.rnn" and self._integers.known(args[0]):
                 return CPU  # lengths of packed sequences lie there, whatever the device
-            return META if sys._getframe(1).f_globals.get("__name__") == "torch.utils.checkpoint" else self._device
+            # Checkpoints compare devices, of which they have read some in the midst of an operation, where no mode is on.
+            return META if asking == "torch.utils.checkpoint" else self._device
         if func == Tensor.is_meta.__get__:  # pyright: ignore[reportAttributeAccessIssue]
             return False
         if func == Tensor.is_cuda.__get__:  # pyright: ignore[reportAttributeAccessIssue]

@@ -187,7 +187,7 @@ class TracedGate(Gate):
         layer = recorder.layers[self.group.name]
         linear = _linear(grads)
         layer.linear += [] if linear is None else [linear]
-        if slot not in self._booked and len(self._uses.get(slot, ())) <= 1:
+        if self.is_lone(slot):
             level = recorder.level
             kept, instantiated = recorder.try_booking(grads, INSTANTIATED)
             ways = {INSTANTIATED: instantiated}
@@ -199,8 +199,7 @@ class TracedGate(Gate):
             layer.choice = False
         with recorder._silence():
             super().book(slot, part, grads)
-        _, kept = self._booked[slot][-1]
-        recorder.own(layer, kept)
+        recorder.own(layer, self._booked[slot][-1][1])
 
     def close(self) -> list[Tensor | None]:
         recorder = self.group.recorder
