@@ -26,6 +26,7 @@ GRID = [  # q, sigma, steps, delta: small and large noise, one step to 100,000, 
     (0.01, 20.0, 20_000, 1e-5),
     (0.004, 0.8, 1, 1e-5),
 ]
+EACH = [pytest.param(*row, marks=pytest.mark.slow if row[2] > 10_000 and row[1] < 2 else ()) for row in GRID]  # seconds each
 
 
 def poisson(q: float, sigma: float) -> Step:
@@ -58,7 +59,8 @@ def optimistic(q: float, sigma: float, steps: int, delta: float, grid: float) ->
     return one.self_compose(steps).get_epsilon_for_delta(delta)
 
 
-@pytest.mark.parametrize(("q", "sigma", "steps", "delta"), GRID)
+@pytest.mark.one_in(2, first=1)
+@pytest.mark.parametrize(("q", "sigma", "steps", "delta"), EACH)
 def test_reported_lies_between_the_optimistic_pld_and_rdp(q, sigma, steps, delta):
     reported = bounds(q, sigma, steps, delta)
     direct = rdp.RdpAccountant(neighboring_relation=RELATION).compose(event(q, sigma, steps)).get_epsilon(delta)
@@ -67,7 +69,8 @@ def test_reported_lies_between_the_optimistic_pld_and_rdp(q, sigma, steps, delta
     assert optimistic(q, sigma, steps, delta, 1e-4 if steps < 50_000 else 2e-5) <= reported.value <= reported.rdp
 
 
-@pytest.mark.parametrize(("q", "sigma", "steps", "delta"), GRID)
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize(("q", "sigma", "steps", "delta"), EACH)
 def test_pld_agrees_with_dp_accounting_called_directly(q, sigma, steps, delta):
     grid = 1e-4 if steps <= 1_000 else 2e-5
     direct = pld.PLDAccountant(RELATION, value_discretization_interval=grid).compose(event(q, sigma, steps))
@@ -133,7 +136,8 @@ def test_a_plain_pld_is_below_the_truth_where_the_fft_rounds():
     assert min(plain) < dp_accounting.get_epsilon_gaussian(1.0, 1e-11)
 
 
-@pytest.mark.parametrize(("q", "sigma", "steps", "delta"), GRID)
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize(("q", "sigma", "steps", "delta"), EACH)
 def test_more_sampling_steps_or_less_noise_or_delta_costs_more(q, sigma, steps, delta):
     at = bounds(q, sigma, steps, delta).value
     assert at is not None and at > 0
@@ -143,8 +147,9 @@ def test_more_sampling_steps_or_less_noise_or_delta_costs_more(q, sigma, steps, 
     assert bounds(q, sigma, steps + max(1, steps // 10), delta).value > at
 
 
-def test_epsilon_never_falls_from_step_to_step():
-    curve = [accounting.epsilon_bounds(poisson(0.02, 1.0), step, 1e-5, 250).value for step in range(1, 251)]
+@pytest.mark.parametrize("steps", [range(1, 251, 12), pytest.param(range(1, 251), marks=pytest.mark.slow)], ids=str)
+def test_epsilon_never_falls_from_step_to_step(steps):
+    curve = [accounting.epsilon_bounds(poisson(0.02, 1.0), step, 1e-5, 250).value for step in steps]
     assert all(earlier <= later for earlier, later in itertools.pairwise(curve))
 
 

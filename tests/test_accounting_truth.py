@@ -174,6 +174,7 @@ def convolved_epsilon(q: float, sigma: float, steps: int, delta: float, adjacenc
     return worst
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("adjacency", ["zero-out", "replace-one"])
 @pytest.mark.parametrize(("q", "sigma", "steps"), [(0.1, 0.8, 1_000), (0.01, 1.0, 1_000), (0.02, 0.6, 250)])
 def test_many_steps_convolved_here(q, sigma, steps, adjacency):
@@ -187,6 +188,7 @@ def test_many_steps_convolved_here(q, sigma, steps, adjacency):
 SMALL = [(0.1, 1.0, 1), (0.1, 1.0, 3), (0.3, 2.0, 8), (0.01, 0.6, 4), (0.9, 1.5, 2)]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("q", "sigma", "steps"), SMALL)
 @pytest.mark.parametrize("adjacency", ["add-or-remove-one", "zero-out", "replace-one"])
 def test_few_steps_convolved_here(q, sigma, steps, adjacency):
@@ -338,6 +340,7 @@ def accounting_adjacencies() -> set[str]:
     return {adjacency for _, adjacency in ACCOUNTANTS}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("sampling", "adjacency"), list(ACCOUNTANTS))
 def test_every_pair_is_monotone_and_calibrates(sampling, adjacency):
     size = 2_000

@@ -55,6 +55,7 @@ def disagreements(
 # ------------------------------------------------------------------ the core models
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("clip", oracle.CLIP)
 @pytest.mark.parametrize(("name", "style"), CORE_STYLES)
 def test_equals_the_loop_in_float64(name: str, style: str, clip: str) -> None:
@@ -62,6 +63,7 @@ def test_equals_the_loop_in_float64(name: str, style: str, clip: str) -> None:
     assert disagreements(name, style, clip, SPLITS[first:] + SPLITS[:first], torch.float64, 1e-10) == []
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(("name", "style"), CORE_STYLES)
 def test_equals_the_loop_in_float32(name: str, style: str) -> None:
     """Every clip function; to 1e-5 of R. One split that has micro-batches of every kind will do."""
@@ -69,6 +71,7 @@ def test_equals_the_loop_in_float32(name: str, style: str) -> None:
         assert disagreements(name, style, clip, [(1, 0, 5)], torch.float32, 1e-5) == []
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("method", [GRAM, INSTANTIATED])
 @pytest.mark.parametrize(("name", "style"), CORE_STYLES)
 def test_both_norm_methods_equal_the_loop(name: str, style: str, method: str) -> None:
@@ -88,6 +91,7 @@ def test_the_thresholds_clip_some_samples_and_not_others(name: str, style: str) 
 # ------------------------------------------------------------------ the rest of the catalogue
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("style", ["all-layer", "layer-wise", "param-wise", "mapping"])
 @pytest.mark.parametrize("name", OTHERS)
 def test_every_use_of_a_parameter_equals_the_loop(name: str, style: str) -> None:
@@ -103,6 +107,7 @@ def test_every_use_of_a_parameter_by_both_norm_methods(name: str, method: str) -
         assert disagreements(name, style, "abadi", [(6,)], torch.float64, 1e-10, method) == []
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ENTRIES)
 def test_a_batch_as_long_as_any_other_dimension(name: str) -> None:
     """The batch must not be guessed from its length: B = 1 .. 9 meets T, d, V and their multiples."""

@@ -51,6 +51,7 @@ def reference(vit: nn.Module, batch: tuple[Tensor, Tensor]) -> Live:
     return seen
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("style", STYLES)
 def test_one_backward_pass_with_the_products_of_plain_training(vit, batch, reference, style) -> None:
     """Instantiated gradients REPLACE the weight gradients: as many products as plain training, and as many FLOPs.
@@ -72,6 +73,7 @@ def test_one_backward_pass_with_the_products_of_plain_training(vit, batch, refer
     assert counted.get_total_flops() == expected.get_total_flops()
 
 
+@pytest.mark.one_in(2, first=1)
 @pytest.mark.parametrize("style", STYLES)
 def test_gram_norms_add_two_products_a_matrix_and_nothing_else(vit, batch, reference, style) -> None:
     """4 linear layers a block, the patch embedding; the head sees one position, so its norm is in closed form."""

@@ -59,6 +59,7 @@ def live_tensors() -> int:
     return sum(1 for o in garbage.get_objects() if issubclass(type(o), Tensor))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.usefixtures("small_heap")
 @pytest.mark.parametrize("name", CORE)
 def test_evaluation_leaks_nothing_and_disturbs_no_pending_backward(name: str) -> None:
@@ -128,6 +129,7 @@ def test_a_forward_pass_thrown_away_changes_nothing(name: str, kept: bool) -> No
         torch.testing.assert_close(norms, want.norms[group], rtol=1e-13, atol=0)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.usefixtures("small_heap")
 @pytest.mark.parametrize("name", CORE)
 def test_no_pass_holds_memory(name: str) -> None:
@@ -155,6 +157,7 @@ def test_no_pass_holds_memory(name: str) -> None:
     assert live_tensors() <= before
 
 
+@pytest.mark.one_in(2, first=1)
 @pytest.mark.usefixtures("small_heap")
 @pytest.mark.parametrize("name", CORE)
 def test_memory_is_freed_in_the_backward_pass(name: str) -> None:

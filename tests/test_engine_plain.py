@@ -17,6 +17,7 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("split", [(12,), (4, 4, 4), (1, 0, 11)])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", ["mlp", "cnn-groupnorm", "vit", "gpt", "gpt-tied"])

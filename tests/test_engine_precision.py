@@ -33,6 +33,7 @@ def rescaled(losses: oracle.Losses, factor: float) -> oracle.Losses:
     return lambda model, batch: losses(model, batch) * factor
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("factor", [1e-2, 1.0, 1e3])
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("name", CORE)

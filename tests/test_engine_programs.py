@@ -49,6 +49,7 @@ def test_many_random_programs(program: Program, size: int, clip: str, data: st.D
     check(program, size, clip, data)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("operation", [name for name, (kinds, _, _) in OPERATIONS.items() if "x" in kinds])
 def test_each_operation_with_the_batch(operation: str) -> None:
     """On parameters, on what is derived from them, and on what is derived from constants too."""

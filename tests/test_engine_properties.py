@@ -137,6 +137,7 @@ def scaled_up(entry: Entry) -> oracle.Losses:
     return lambda model, batch: entry.losses(model, batch[:-1]) * batch[-1]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("clip", oracle.CLIP)
 @pytest.mark.parametrize("name", CORE)
 def test_no_sample_contributes_more_than_its_threshold(name: str, clip: str) -> None:
@@ -186,6 +187,7 @@ def test_twin_without_clipping_a_sample_contributes_more() -> None:
 # ------------------------------------------------------------------ neighbouring batches
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("clip", oracle.CLIP)
 @pytest.mark.parametrize("name", CORE)
 def test_neighbouring_batches_differ_by_the_sensitivity_at_most(name: str, clip: str) -> None:
@@ -232,6 +234,7 @@ def test_a_copy_of_a_sample_counts_twice(name: str) -> None:
 # ------------------------------------------------------------------ samples that aren't finite
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("clip", oracle.CLIP)
 @pytest.mark.parametrize("name", CORE)

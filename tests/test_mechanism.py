@@ -294,6 +294,7 @@ def test_an_accountant_that_can_not_answer_is_refused_by_name(facts, accountant,
         dataclasses.replace(plan, noise_multiplier=1.0).spent(delta=1e-5, accountant=accountant)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("target", [1e-3, 1e-4])
 def test_an_epsilon_that_rdp_can_not_reach_is_calibrated_by_pld(target):
     """At a tiny rate RDP of a few orders spends more than that, however much the noise."""

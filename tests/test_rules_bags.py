@@ -63,6 +63,7 @@ class Ragged(nn.Module):
         return torch.tanh(self.bag(ids[given], offsets if self.last else offsets[:-1], per_sample_weights=weighed))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("mode", "padding", "last", "weights"),
     [

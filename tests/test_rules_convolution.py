@@ -48,6 +48,7 @@ def inexact_convolution(dims: int, options: dict[str, Any], method: str) -> list
     return inexact(model, (x,), styles=("param-wise",), methods=method)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("dims", CONV)
 def test_convolutions(dims: int, method: str) -> None:

@@ -63,6 +63,7 @@ def batch_first(out: Tensor, x: Tensor) -> Tensor:
     return out.unsqueeze(-1)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("equation", [*BY_A_RULE, *OTHERWISE])
 def test_einsum(equation: str, left: bool) -> None:

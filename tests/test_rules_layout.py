@@ -152,6 +152,7 @@ LAYOUTS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_samples_are_found_wherever_they_lie(layout: str, size: int) -> None:

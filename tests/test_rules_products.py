@@ -92,6 +92,7 @@ def _in_place(x: Tensor, w: Tensor) -> Tensor:
     return x
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("shape", [(4,), (5, 4), (1, 5, 1), (5, 1), (1, 1, 4), ()], ids=str)
 @pytest.mark.parametrize("operation", ELEMENTWISE)
 def test_elementwise(operation: str, shape: tuple[int, ...]) -> None:

@@ -51,6 +51,7 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_recurrent_layers(kind: type[nn.RNNBase], options: dict[str, Any]) -> None:
@@ -106,6 +107,7 @@ class Starts(nn.Module):
         return joined(out, state, False)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("way", ["of the batch", "constant", "learnt"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_initial_states(kind: type[nn.RNNBase], way: str) -> None:
@@ -149,6 +151,7 @@ def packed_batch(way: str, size: int) -> tuple[Tensor, ...]:
     return randn(size, 5, 3), lengths.sort(descending=True).values if way == "sorted" else lengths
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("way", PACKED)
 @pytest.mark.parametrize("options", [{"batch_first": True}, {"bidirectional": True, "num_layers": 2}], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
@@ -350,6 +353,7 @@ class Loops(nn.Module):
         return torch.stack(outs, 1)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("way", ["none", "learnt", "batch"])
 @pytest.mark.parametrize("kind", CELLS)
 def test_cells_used_at_every_step(kind: type[nn.RNNCellBase], way: str) -> None:

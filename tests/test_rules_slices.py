@@ -64,6 +64,7 @@ TOGETHER: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }  # fmt: skip
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("cut", [*APART, *TOGETHER])
 def test_parts_of_a_parameter(cut: str, method: str) -> None:

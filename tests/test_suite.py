@@ -1,10 +1,13 @@
 """The suite judges the code, not the machine it is run on."""
 
 import ast
+import itertools
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from conftest import in_default_suite
 
 HERE = Path(__file__).parent
 CLOCKS = {"monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time", "process_time_ns", "thread_time",
@@ -57,3 +60,19 @@ def test_drawn_examples_may_take_their_time():
     """hypothesis fails an example that takes 200 ms, unless CI is set, and a test whose examples are slow to make."""
     assert settings().deadline is None
     assert HealthCheck.too_slow in settings().suppress_health_check
+
+
+def test_what_is_thinned_out_keeps_every_value():
+    grid = itertools.product(range(10), range(4), range(3))
+    kept = [each for each in grid if in_default_suite(list(each), 3)]
+    assert len(kept) == 40
+    assert [len(set(axis)) for axis in zip(*kept, strict=True)] == [10, 4, 3]
+
+
+@pytest.mark.one_in(3, first=1)
+@pytest.mark.parametrize(("letter", "again"), [("a", "A"), ("b", "B"), ("c", "C")])
+@pytest.mark.parametrize("digit", range(3))
+def test_what_is_thinned_out_is_slow(letter, again, digit, request):
+    kept = "slow" not in {mark.name for mark in request.node.iter_markers()}
+    assert kept == (("abc".index(letter) + digit) % 3 == 1)
+

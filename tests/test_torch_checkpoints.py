@@ -66,6 +66,7 @@ def found(name: str, style: str, outer: Run, inner: Run | None = None) -> list[s
     return faults(got, want, groups, thresholds, 1e-10)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", ["without re-entry", "selective", "no early stop"])
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("name", ["vit", "gpt-tied"])

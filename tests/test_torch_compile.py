@@ -58,6 +58,7 @@ def found(name: str, style: str, backend: str, when: str) -> list[str]:
     return wrong
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("backend", QUICK + SLOW)
 @pytest.mark.parametrize("when", ["after attach", "before attach", "in place", "a part"])
 @pytest.mark.parametrize(("name", "style"), [("mlp", "all-layer"), ("gpt-tied", "layer-wise")])

@@ -67,6 +67,7 @@ def test_a_batch_of_ones_own_still_warns_after_an_audit(caplog: pytest.LogCaptur
     assert "on a batch that groupclip didn't draw" in caplog.text
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("adjacency", ["add-or-remove-one", "zero-out", "replace-one"])
 def test_a_sound_step_is_bounded_from_both_sides(adjacency: str) -> None:
     report = audited(500, adjacency=adjacency)
@@ -88,6 +89,7 @@ def test_the_bound_is_worth_having(trials: int, share: float) -> None:
     assert share * report.mu_claimed <= report.mu_lower <= report.mu_claimed
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("factor", [0.5, 2**-0.5])
 def test_too_little_noise_is_caught(factor: float) -> None:
     """sqrt(2) too little is an error that no audit of a whole run sees.
@@ -125,6 +127,7 @@ def test_a_batch_mean_that_is_clipped_is_caught(monkeypatch: pytest.MonkeyPatch)
     assert audited(200).violates
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "settings",
     [{"clip": "abadi"}, {"clip": "flat-normalised"}, {"clip": "global"}, {"allocation": "dimension"}, {"thresholds": [0.1, 3.0]}],

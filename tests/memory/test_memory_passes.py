@@ -63,6 +63,7 @@ def test_plain_training_is_predicted_to_the_byte(case) -> None:
     assert Sketched(model, batch, default_loss).plain() == measure(model, batch)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("method", ("gram", "instantiated"))
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("case", CASES)

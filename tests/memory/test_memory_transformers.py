@@ -43,6 +43,7 @@ def batch(samples: int, length: int, **more: Any) -> dict[str, Any]:
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **more}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("make", "example"),
     [

@@ -29,6 +29,7 @@ QUICK = {
 EACH = [pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.slow) for pair in PAIRS]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("dataset", "model"), EACH)
 def test_a_private_step_equals_single_samples(dataset: str, model: str) -> None:
     workload = build(dataset, model, source=StandIn(records=4), **SHORT[DATASETS[dataset].kind])
@@ -49,6 +50,7 @@ def test_a_private_step_equals_single_samples(dataset: str, model: str) -> None:
         assert faults(got, want, groups, dict.fromkeys(groups, 1 / math.sqrt(len(groups))), 1e-10) == [], style
 
 
+@pytest.mark.one_in(3, first=1)
 @pytest.mark.parametrize(("dataset", "model"), EACH)
 def test_check_finds_that_samples_are_kept_apart(dataset: str, model: str) -> None:
     workload = build(dataset, model, source=StandIn(records=4), **SHORT[DATASETS[dataset].kind])

@@ -20,6 +20,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.one_in(3, first=2)
 @pytest.mark.parametrize(("dataset", "model", "size"), PAIRS, ids=[model for _, model, _ in PAIRS])
 def test_a_private_run_goes_from_records_to_scores(dataset: str, model: str, size: dict[str, int]) -> None:
     workload = build(dataset, model, source=StandIn(records=12), **size)
@@ -51,6 +52,7 @@ def trained(workload: Workload, records: list[object], lr: float) -> None:
     raise AssertionError(f"not learnt: {losses.max():.2f}")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("model", ["roberta-base", "roberta-base-head"])
 def test_labels_that_are_learnt_are_the_labels_that_are_scored(model: str) -> None:
     workload = build("mnli", model, source=StandIn(records=9), length=48)

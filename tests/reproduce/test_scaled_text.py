@@ -38,8 +38,10 @@ def _run(cell: ScaledCell, name: str, folder: Path | None = None):
     return train_cell(cell.build(), experiment=name, cell=cell.cell, settings=cell.settings, folder=folder)
 
 
-def test_every_smoke_cell_of_sst2_trains_and_spends_what_it_may(phrases: list[ScaledCell]) -> None:
-    for cell in phrases:
+@pytest.mark.parametrize("one_in", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_every_smoke_cell_of_sst2_trains_and_spends_what_it_may(phrases: list[ScaledCell], one_in: int) -> None:
+    assert len({cell.cell["epsilon"] is None for cell in phrases[::one_in]}) == 2  # with privacy and without
+    for cell in phrases[::one_in]:
         result = _run(cell, text.NAME)
         assert set(result.metrics) == {"accuracy", "auc", "loss", "called_positive"}
         if cell.cell["epsilon"] is None:
@@ -49,10 +51,12 @@ def test_every_smoke_cell_of_sst2_trains_and_spends_what_it_may(phrases: list[Sc
             assert result.privacy["sampling"] == "groupclip"
 
 
-def test_every_smoke_cell_of_e2e_trains_and_spends_what_it_may(tables: list[ScaledCell]) -> None:
+@pytest.mark.parametrize("one_in", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_every_smoke_cell_of_e2e_trains_and_spends_what_it_may(tables: list[ScaledCell], one_in: int) -> None:
     pytest.importorskip("sacrebleu")
     pytest.importorskip("rouge_score")
-    for cell in tables:
+    assert len({cell.cell["epsilon"] is None for cell in tables[::one_in]}) == 2
+    for cell in tables[::one_in]:
         result = _run(cell, e2e.NAME)
         assert set(result.metrics) == {"loss", "perplexity", "bleu", "rouge_l"}
         if cell.cell["epsilon"] is not None:

@@ -126,6 +126,7 @@ def test_the_full_list_says_every_run_once(tmp_path):
     assert all(c.settings.lr == made[0].settings.lr for c in made)  # of all styles and sizes
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("size", vision.SIZES)
 def test_the_planned_groups_are_those_of_the_planner(size):
     shape = vision.SIZES[size]

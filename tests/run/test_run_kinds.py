@@ -30,6 +30,7 @@ def privacy_of(outcome: Any) -> dict[str, Any]:
     return json.loads((outcome.release / "privacy.json").read_text(encoding="utf-8"))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_stopped_and_resumed_states_its_plan(kind: str, tmp_path: Path) -> None:
     asked = {**REQUEST, **KINDS[kind]}

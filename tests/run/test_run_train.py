@@ -107,6 +107,7 @@ def test_a_run_that_diverges_is_a_run_all_the_same(tmp_path):
     assert "public_loss" not in rows_of(outcome)[-1]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("schedule", "rates"), [("constant", [1, 1, 1, 1]), ("linear", [1, 0.75, 0.5, 0.25]), ("cosine", [1, 0.8536, 0.5, 0.1464])]
 )

@@ -18,7 +18,7 @@ PROBLEM = Quadratic()
 STEPS, RUNS = 80, 8
 
 
-@pytest.fixture(scope="module", params=[1, 4])
+@pytest.fixture(scope="module", params=[pytest.param(1, marks=pytest.mark.slow), 4])
 def measured(request):
     setting = PROBLEM.setting(steps=STEPS)
     return setting, request.param, [gradient_norms(PROBLEM, setting, request.param, seed) for seed in range(RUNS)]

@@ -161,6 +161,7 @@ def test_what_mixes_samples_is_named(name: str, style: str) -> None:
     assert "of no sample" not in str(error.value)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("name", MIXED)
 def test_its_cured_twin_passes(name: str, style: str) -> None:
@@ -203,6 +204,7 @@ def test_norms_credited_to_the_wrong_samples_are_seen(style: str, monkeypatch: p
         gc.check(model, cross_entropy, images(), style)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", [entry.name for entry in CATALOGUE])
 def test_every_model_of_the_catalogue_passes(name: str) -> None:
     entry = next(e for e in CATALOGUE if e.name == name)

@@ -113,6 +113,7 @@ def model(forward: Forward) -> nn.Module:
     return Made(forward, rng=np.random.default_rng(5), gen=torch.Generator().manual_seed(5)).train()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("samples", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 5))])
 @pytest.mark.parametrize("name", MIX)
 def test_mixing_at_random_is_seen(name: str, samples: int) -> None:
@@ -120,6 +121,7 @@ def test_mixing_at_random_is_seen(name: str, samples: int) -> None:
         gc.check(model(MIX[name]), cross_entropy, images(), "layer-wise", samples=samples)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("samples", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 5))])
 @pytest.mark.parametrize("name", APART)
 def test_draws_of_single_samples_are_no_mixing(name: str, samples: int) -> None:

@@ -50,12 +50,14 @@ def must_be_exact(name: str, style: str, dtype: torch.dtype = torch.float64) -> 
     why_without_rule(name, verdict.without_rule)  # raises where nobody has explained it
 
 
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("name", ALL)
 def test_finest_and_coarsest_groups(name: str) -> None:
     must_be_exact(name, "param-wise")
     must_be_exact(name, "all-layer", torch.float32)
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("style", ["all-layer", "block-wise", "layer-wise"])
 @pytest.mark.parametrize("name", ALL)
 def test_other_styles(name: str, style: str) -> None:
@@ -68,6 +70,7 @@ def test_other_styles(name: str, style: str) -> None:
         must_be_exact(name, style)
 
 
+@pytest.mark.one_in(8, first=2)
 @pytest.mark.parametrize("name", ALL)
 def test_one_engine_on_batches_of_other_sizes(name: str) -> None:
     entry = ENTRIES[name]
@@ -75,6 +78,7 @@ def test_one_engine_on_batches_of_other_sizes(name: str) -> None:
     assert max(judge_in_turn(entry, batches)) <= TOLERANCE[torch.float64]
 
 
+@pytest.mark.one_in(8, first=4)
 @pytest.mark.parametrize(
     "name", [n for n, e in families.ENTRIES.items() if e.draw not in (heads.images, heads.spectra)]
 )

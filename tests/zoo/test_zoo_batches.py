@@ -49,6 +49,7 @@ def slow_passes(name: str) -> list[int]:
     return slow
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "name", ["BERT (sdpa)", "DeBERTa-v2", "GPT-2", "T5 (sdpa)", "BART (sdpa)", "Llama (eager)"]
 )

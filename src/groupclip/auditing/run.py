@@ -29,6 +29,7 @@ from ..validate.replay import Losses
 from .canaries import CanaryAudit
 from .crafted import Crafted
 from .report import RunAudit
+from .unstated import nothing_stated
 
 
 def audit_run(
@@ -79,9 +80,10 @@ def audit_run(
     coins = game.coins()
     network = copy.deepcopy(model)
     stepper = optimizer([p for p in network.parameters() if p.requires_grad])
-    engine = attach(
-        network, stepper, groups, mechanism, clip=clip, thresholds=thresholds, allocation=allocation, noise=noise
-    )
+    with nothing_stated():
+        engine = attach(
+            network, stepper, groups, mechanism, clip=clip, thresholds=thresholds, allocation=allocation, noise=noise
+        )
     scores = torch.zeros(canaries, dtype=torch.float64)
     try:
         device = next(network.parameters()).device

@@ -11,12 +11,9 @@ clipped sums' own. So all trials count, and there is no threshold to correct for
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import logging
 import math
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,6 +35,7 @@ from ..validate.replay import Losses
 from ..validate.samples import Batch
 from .report import StepAudit
 from .statistics import enough_trials, epsilon_at_least, mu_at_least
+from .unstated import nothing_stated
 
 #: Trials that are taken where no number is given.
 LEAST, MOST = 200, 20_000
@@ -101,14 +99,15 @@ def audit(
     network = copy.deepcopy(model)
     optimizer = torch.optim.SGD([p for p in network.parameters() if p.requires_grad], lr=0.0)  # weights stay
     plan = replace(mechanism, steps=2 * trials)
-    engine = attach(
-        network, optimizer, groups, plan, clip=clip, thresholds=thresholds, allocation=allocation, noise=noise
-    )
+    with nothing_stated():
+        engine = attach(
+            network, optimizer, groups, plan, clip=clip, thresholds=thresholds, allocation=allocation, noise=noise
+        )
     errors = [0, 0]
     try:
         step = _Step(engine, loss_fn, Batch(batch))
         worlds = step.worlds(mechanism.adjacency)
-        with _own_batches():
+        with nothing_stated():
             for trial in range(trials):
                 for world, weights in enumerate(worlds.weights):
                     step.backward(weights)
@@ -140,21 +139,6 @@ def audit(
 def usual_trials(mechanism: Mechanism, confidence: float) -> int:
     """How many trials :func:`audit` takes where no number is given."""
     return max(LEAST, enough_trials(1 / mechanism.step.one_sided, 2.0, confidence, MOST))
-
-
-@contextlib.contextmanager
-def _own_batches() -> Iterator[None]:
-    """Inside, this thread's log doesn't warn that groupclip didn't draw the batches: no epsilon is stated for them."""
-    log, thread = logging.getLogger("groupclip"), threading.get_ident()
-
-    def keep(record: logging.LogRecord) -> bool:
-        return record.thread != thread or "on a batch that groupclip didn't draw" not in str(record.msg)
-
-    log.addFilter(keep)
-    try:
-        yield
-    finally:
-        log.removeFilter(keep)
 
 
 @dataclass(frozen=True, eq=False)
