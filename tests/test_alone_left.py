@@ -389,3 +389,38 @@ def test_samples_in_objects_that_are_not_looked_into_are_refused(wrapped: Callab
     model.run = lambda m, x: m.last(m.first(x))
     right = single_samples(copied(model), (X,))
     assert differing(by_engine(engine, lambda: losses_of(model, (X,))), right) == []
+
+
+class Remembers(nn.Module):
+    """Adds what the forward pass before kept of its samples; it leaves torch on request, so that samples run one at a time."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.first, self.last, self.way = nn.Linear(5, 4), nn.Linear(4, 2), way
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x))
+        if self.way == "numpy":
+            h = h + torch.from_numpy(x.detach().numpy()[..., :4] * 0.0)
+        elif self.way == "path" and bool(x.sum() > 0):
+            h = 2 * h
+        before = getattr(self, "before", None)
+        self.before = h
+        return self.last(h if before is None else h + before)
+
+
+@pytest.mark.parametrize("way", ["together", "numpy", "path"])
+def test_what_a_sample_leaves_on_a_module_is_seen_by_no_other_sample_of_the_pass(way: str) -> None:
+    torch.manual_seed(0)
+    model, x = Remembers(way).double(), torch.randn(6, 5).double()
+    alone = []
+    for i in range(6):
+        model.__dict__.pop("before", None)
+        grads = torch.autograd.grad(model(x[i : i + 1]).square().sum(), list(model.parameters()))
+        alone.append(torch.stack([g.norm() for g in grads]))
+    model.__dict__.pop("before", None)
+    engine = gc.attach(model, None, "param-wise", None)
+    engine.backward(model(x).square().sum(1))
+    found = torch.stack(list(engine.unsafe_norms().values()), 1)
+    torch.testing.assert_close(found, torch.stack(alone), rtol=1e-10, atol=0)
+    assert model.before.shape == (6, 4)  # pyright: ignore[reportAttributeAccessIssue]

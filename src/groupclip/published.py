@@ -101,6 +101,12 @@ class Published:
                 if any(self._is_left(part, t, t if id(t) in old else None) for t in tensors_in(value)):
                     found[module, name] = taken(part, value, lambda _: None)
                     _refill(value, before)
+        for module, name in found:  # no other sample sees it
+            if name in module.__dict__ and type(module.__dict__[name]) not in (list, dict):
+                if (module, name) in self._attributes:
+                    module.__dict__[name] = self._attributes[module, name]
+                else:
+                    del module.__dict__[name]
         return found
 
     def give_back(self) -> None:
