@@ -13,7 +13,8 @@ from small import Made, cross_entropy, images
 from torch import Tensor, nn
 
 import groupclip as gc
-from groupclip.together import Part
+from groupclip.call import Call
+from groupclip.validate.values import another_order
 from models import CATALOGUE
 
 STYLES = ("all-layer", "layer-wise", "param-wise")
@@ -49,7 +50,7 @@ class Mixup(nn.Module):
 
 
 class Straight(torch.autograd.Function):
-    """Values of single samples, gradients averaged over the batch: seen in the gradients alone."""
+    """Values of single samples, gradients averaged over the batch."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -60,14 +61,34 @@ class Straight(torch.autograd.Function):
         return grad.mean(0, keepdim=True).expand_as(grad)
 
 
+class StraightBesideOthers(torch.autograd.Function):
+    """The same with a rule for torch.vmap, under which all samples are in sight again."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return grad.mean(0, keepdim=True).expand_as(grad)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return StraightBesideOthers.apply(x.movedim(in_dims[0], 0)), 0
+
+
 class Averaging(nn.Module):
-    def __init__(self, average: bool) -> None:
+    def __init__(self, function: Any) -> None:
         super().__init__()
-        self.body, self.head, self.average = nn.Linear(4, 5), nn.Linear(5, 3), average
+        self.body, self.head, self.function = nn.Linear(4, 5), nn.Linear(5, 3), function
 
     def forward(self, x: Tensor) -> Tensor:
         h = torch.tanh(self.body(x))
-        return self.head(Straight.apply(h) if self.average else h)
+        return self.head(self.function.apply(h) if self.function else h)
 
 
 def net(middle: nn.Module) -> nn.Module:
@@ -147,9 +168,9 @@ def _(mixed: bool) -> Any:
     return Mixup(mixed), cross_entropy, images()
 
 
-@case("gradients mixed, values not", r"clipped gradient of body\.weight, body\.bias.* isn't the sum")
+@case("gradients mixed beside others, values not", r"clipped gradient of body\.weight, body\.bias.* isn't the sum .* the vmap\(\)")
 def _(mixed: bool) -> Any:
-    return Averaging(mixed), cross_entropy, images()
+    return Averaging(StraightBesideOthers if mixed else None), cross_entropy, images()
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -170,38 +191,73 @@ def test_its_cured_twin_passes(name: str, style: str) -> None:
     assert len(report.replayed) >= 4
 
 
-class FromFour(nn.Module):
-    """Gradients of samples are mixed when the batch is large: small batches don't show it."""
+@pytest.mark.parametrize("style", STYLES)
+def test_gradients_that_mix_in_a_batch_do_no_harm(style: str) -> None:
+    """The engine runs such a function on one sample at a time, so its gradients are those of single samples."""
+    report = gc.check(Averaging(Straight), cross_entropy, images(), style)
+    assert any("one sample at a time" in w for w in report.warnings)
+    assert all("one by one" in [way for _, way in use.operations] for use in report.uses)
 
-    def __init__(self, mix: bool) -> None:
+
+class From(nn.Module):
+    """Samples are mixed when the batch is as large: smaller ones don't show it."""
+
+    def __init__(self, size: int) -> None:
         super().__init__()
-        self.head, self.mix = nn.Linear(4, 3), mix
+        self.head, self.size = nn.Linear(4, 3), size
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.head(x)
-        return Straight.apply(h) if len(x) > 3 and self.mix else h
+        return self.head(x - x.mean(0) if len(x) >= self.size else x)
 
 
-def test_what_only_large_batches_show_needs_as_many_samples() -> None:
-    gc.check(
-        FromFour(True), cross_entropy, images(), "all-layer"
-    )  # three samples don't show it: stated in the docstring
-    for samples in (4, 6):  # it begins at four: all that are asked for are replayed together
-        with pytest.raises(gc.PrivacyViolation, match="misreads"):
-            gc.check(FromFour(True), cross_entropy, images(), "all-layer", samples=samples)
-    gc.check(FromFour(False), cross_entropy, images(), "all-layer", samples=6)
+@pytest.mark.parametrize("size", [4, 6])
+def test_what_only_large_batches_show_is_seen_in_the_batch_that_was_given(size: int) -> None:
+    for samples in (2, 3):
+        with pytest.raises(gc.PrivacyViolation, match=r"the forward method of From itself.* mixes the samples"):
+            gc.check(From(size), cross_entropy, images(), "all-layer", samples=samples)
+    smaller = images(size - 1)
+    assert "the whole batch, its order shuffled" in gc.check(From(size), cross_entropy, smaller, "all-layer").replayed
+
+
+@pytest.mark.parametrize(
+    "arrange",
+    [
+        lambda h: torch.cat([h[:5], h[5:] + 0.1 * h[:1]]) if len(h) > 5 else h,  # the sixth meets the first
+        lambda h: torch.cat([h[:1], h[1:] + 0.1 * h.roll(1, 0)[1:]]) if len(h) > 3 else h,  # each its neighbour
+        lambda h: torch.cat([h[:3], h[3:] * (1 + h[:1].mean())]),  # whatever stands in the first three places is left alone
+    ],
+)
+def test_what_hangs_on_the_place_is_seen(arrange: Callable[[Tensor], Tensor]) -> None:
+    """All samples of the batch are held against what they are alone, and stand elsewhere than in small ones."""
+    with pytest.raises(gc.PrivacyViolation, match="mixes the samples"):
+        gc.check(Made(lambda m, x: m.head(arrange(x))), cross_entropy, images(), "all-layer")
+    gc.check(Made(lambda m, x: m.head(arrange(x[:3]))), cross_entropy, images(3), "all-layer")
+
+
+@pytest.mark.parametrize("known", [2, 3, 5])
+@pytest.mark.parametrize("size", [5, 6, 64])
+def test_the_other_order_moves_the_samples_that_are_looked_at(size: int, known: int) -> None:
+    order = another_order(size, known)
+    assert sorted(order) == list(range(size))
+    assert all(order[i] != i for i in range(known))
+    assert order == another_order(size, known)
 
 
 @pytest.mark.parametrize("style", STYLES)
 def test_norms_credited_to_the_wrong_samples_are_seen(style: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that changed places unseen are clipped by norms of their own, and the sum of a lone use comes out right."""
-    model = Made(lambda m, x: m.head(m.body(x).tanh().flip(0)).flip(0), body=nn.Linear(4, 4))
+    model = Made(lambda m, x: m.head(m.body(x).tanh()), body=nn.Linear(4, 4))
     gc.check(model, cross_entropy, images(), style)
-    right = Part.physical
-    monkeypatch.setattr(Part, "physical", lambda self, x: right(self, x).flip(0))  # and back behind the next layer
+    turned_by_rules(monkeypatch)
     words = r"isn't the sum" if style == "all-layer" else r"the norms of gradients in group body.* in their order"
     with pytest.raises(gc.PrivacyViolation, match=words):
         gc.check(model, cross_entropy, images(), style)
+
+
+def turned_by_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rules get the samples in the wrong order: a layer turns them around, and the next one turns them back."""
+    right = Call.samples
+    monkeypatch.setattr(Call, "samples", lambda self, operand: right(self, operand).flip(0))
 
 
 @pytest.mark.one_in(3)
@@ -251,8 +307,10 @@ def test_nothing_is_left_behind() -> None:
     assert not model._forward_pre_hooks
 
 
-def test_nothing_is_left_behind_by_a_refusal() -> None:
-    model, loss_fn, batch = MIXED["gradients mixed, values not"][0]()
+@pytest.mark.parametrize("name", ["statistics by hand", "gradients mixed beside others, values not"])
+def test_nothing_is_left_behind_by_a_refusal(name: str) -> None:
+    """Before the model is attached, and while it is."""
+    model, loss_fn, batch = MIXED[name][0]()
     with pytest.raises(gc.PrivacyViolation):
         gc.check(model, loss_fn, batch, "layer-wise")
     assert all(type(p) is nn.Parameter and p.grad is None for p in model.parameters())

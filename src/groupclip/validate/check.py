@@ -247,10 +247,11 @@ class _Check:
     def _losses_keep_apart(self, round_: int, singles: list[Sample], order: list[int]) -> None:
         """A sample's loss in a batch must be its loss alone."""
         everyone, script = range(self.samples), self.replays.scripts[round_]
-        if round_ == 0 and not script.differs_elsewhere:
-            own = {i: single.loss for i, single in enumerate(singles)}
-        else:
+        own = {i: single.loss for i, single in enumerate(singles)}
+        if round_ or script.differs_elsewhere:
             own = {i: self._loss_alone(i, round_) for i in everyone}
+        if not round_:
+            own |= {i: self._loss_alone(i, 0) for i in range(self.samples, self.data.size)}
         orders = [order]
         if script.ordered or script.differs_elsewhere or script.chance:  # what is drawn may say what is done
             orders += [list(everyone), [self.samples - 1, 0]]
