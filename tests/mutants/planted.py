@@ -376,6 +376,18 @@ ALONE = (
         ("outputs.py", "and all(_same(found[0], f) for f in found):", "and True:"),
     ),
     mutant(
+        "a number that the last path left taken for all samples'",
+        "loss i is that of sample i",
+        "tests/test_alone_left.py",
+        ("published.py", "if self._is_constant(key, parts):", "if all(isinstance(f, Constant) for _, f in having):"),
+    ),
+    mutant(
+        "a path begins with what the path before left",
+        "no sample is in sight of another",
+        "tests/test_alone_left.py",
+        ("published.py", "            self._kept.put_back()\n\n    def left_behind", "            pass\n\n    def left_behind"),
+    ),
+    mutant(
         "outputs taken to begin with the sample",
         "loss i is that of sample i",
         "tests/test_alone_left.py",
