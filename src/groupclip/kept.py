@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from .batch import is_record
-from .outputs import same
+from .batch import instances_in, is_record, replaced
+from .outputs import Rows, same
 from .reads import key_of
+from .together import NATIVE, Part
 
 #: What every module of torch holds.
 _OF_MODULES = frozenset(nn.Module().__dict__)
@@ -29,6 +30,20 @@ class Constant:
 
     def __init__(self, value: Any) -> None:
         self.value = value
+
+
+#: In the place of a constant: what was left is the samples'.
+SAMPLES = object()
+
+
+def constant(part: Part, left: Any) -> Any:
+    """What a part left, where it may be no sample's: one that runs by itself doesn't tell. Else :data:`SAMPLES`."""
+    if isinstance(left, Constant):
+        return left.value
+    rows = list(instances_in(left, Rows))
+    if part.level != NATIVE or any(r.physical.requires_grad for r in rows):
+        return SAMPLES
+    return replaced(left, lambda v: v.physical[0] if isinstance(v, Rows) else v)
 
 
 class Disagree(Exception):

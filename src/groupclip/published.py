@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .batch import has_numbers, instances_in, replaced, tensors_in
+from .batch import has_numbers, replaced, tensors_in
 from .errors import PrivacyViolation, UnsupportedOperation
-from .kept import MISSING, Constant, Disagree, Kept, agreed, is_unchanged, refill
+from .kept import MISSING, SAMPLES, Constant, Disagree, Kept, agreed, constant, is_unchanged, refill
 from .operands import PRIVATE_TYPES
 from .outputs import Rows, joined, taken
 from .together import NATIVE, Part, is_side_by_side
@@ -153,8 +153,8 @@ class Published:
         (module, name), kept = key, self._kept
         assert kept is not None
         before = kept.before(module, name)
-        values = [_constant(part, found.get(key, Constant(before))) for part, found in parts]
-        if any(value is _SAMPLES for value in values):
+        values = [constant(part, found.get(key, Constant(before))) for part, found in parts]
+        if any(value is SAMPLES for value in values):
             return False
         try:
             value = agreed(values)
@@ -265,19 +265,6 @@ _said: set[str] = set()
 
 #: (module, name) -> what a run left there.
 Left = dict[tuple[nn.Module, str], Any]
-
-
-_SAMPLES = object()
-
-
-def _constant(part: Part, left: Any) -> Any:
-    """What a part left, where it may be no sample's: a sample that runs by itself doesn't tell. Else ``_SAMPLES``."""
-    if isinstance(left, Constant):
-        return left.value
-    rows = list(instances_in(left, Rows))
-    if part.level != NATIVE or any(r.physical.requires_grad for r in rows):
-        return _SAMPLES
-    return replaced(left, lambda v: v.physical[0] if isinstance(v, Rows) else v)
 
 
 def _as_batch(having: list[tuple[Part, Any]]) -> Any:
