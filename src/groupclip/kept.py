@@ -129,6 +129,11 @@ def agreed(values: Sequence[Any]) -> Any:
     return found
 
 
+def alike(value: Any, other: Any) -> bool:
+    """Whether two values are equal: numbers, text, tensors and arrays, nested in lists, tuples, mappings and dataclasses."""
+    return _begins(value, other) and _begins(other, value)
+
+
 def _begins(value: Any, other: Any) -> bool:
     """Whether ``value`` is ``other``, or a tensor that begins with it in every dimension. Objects aren't looked into."""
     if value is other:
@@ -150,4 +155,4 @@ def _begins(value: Any, other: Any) -> bool:
         return value.dtype == other.dtype and np.array_equal(value, other, equal_nan=value.dtype.kind in "fc")
     if is_record(value):
         return all(_begins(getattr(value, n), getattr(other, n)) for n in value.__dataclass_fields__)
-    return not isinstance(value, (bool, int, float, complex, str, bytes)) or key_of(value) == key_of(other)
+    return not isinstance(value, (bool, int, float, complex, str, bytes, np.generic)) or key_of(value) == key_of(other)

@@ -388,6 +388,12 @@ ALONE = (
         ("published.py", "            self._kept.put_back()\n\n    def left_behind", "            pass\n\n    def left_behind"),
     ),
     mutant(
+        "a list with an entry for each sample given to every sample",
+        "no sample is in sight of another",
+        "tests/test_alone_inputs.py",
+        ("sequences.py", "                if other is None:\n", "                if True:\n"),
+    ),
+    mutant(
         "outputs taken to begin with the sample",
         "loss i is that of sample i",
         "tests/test_alone_left.py",
