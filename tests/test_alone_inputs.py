@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from apart import Runs, drawn, linear, wrong
+import groupclip as gc
+from apart import Runs, attached, drawn, linear, wrong
 
 B = 4
 
@@ -62,6 +64,109 @@ def test_packed_data_of_samples_of_any_lengths() -> None:
     for lengths in ([3, 3, 3, 3], [1, 2, 4, 5], [5, 4, 2, 1]):
         model = Runs(run, first=linear(), last=linear())
         assert wrong(model, [(x, torch.tensor([3, 3, 3, 3])), (x, torch.tensor(lengths))]) == [], lengths
+
+
+# ------------------------------------------------------------------ lists and arrays
+
+
+def rows_by(m: Any, x: Tensor, lengths: Any) -> Tensor:
+    out = m.first(x)
+    return m.last(torch.stack([out[i, : int(n)].sum(0) for i, n in enumerate(lengths)]))
+
+
+def zipped(m: Any, x: Tensor, weights: Any) -> Tensor:
+    """It stops where the shorter one ends, so a sample alone takes the first entry."""
+    return torch.stack([m.last(m.first(row).sum(0)) * float(w) for row, w in zip(x, weights, strict=False)])
+
+
+def weighted(m: Any, x: Tensor, weights: Any) -> Tensor:
+    """A sample's loss would be by all weights: it broadcasts."""
+    return (m.last(m.first(x)).square().sum((1, 2)) * torch.tensor(weights)).mean().view(1, 1)
+
+
+def by_text(m: Any, x: Tensor, names: Any) -> Tensor:
+    return torch.stack([m.last(m.first(row).sum(0)) * len(name) for row, name in zip(x, names, strict=False)])
+
+
+OF_SAMPLES: dict[str, tuple[Callable[..., Tensor], Any]] = {
+    "a list of lengths": (rows_by, [3, 2, 1, 2]),
+    "a tuple": (rows_by, (3, 2, 1, 2)),
+    "an array": (rows_by, np.array([3, 2, 1, 2])),
+    "numbers' tensors": (rows_by, [torch.tensor(n) for n in (3, 2, 1, 2)]),
+    "weights": (zipped, [1.0, 2.0, 1.0, 0.5]),
+    "weights, the first ones equal": (zipped, [1.0, 1.0, 1.0, 2.0]),
+    "weights that broadcast": (weighted, [1.0, 2.0, 1.0, 0.5]),
+    "text": (by_text, ["a", "bcd", "", "ef"]),
+    "lists of lists": (lambda m, x, spans: rows_by(m, x, [len(s) for s in spans]), [[0], [0, 1], [2], [1, 0, 2]]),
+}
+
+
+@pytest.mark.parametrize("name", OF_SAMPLES)
+@pytest.mark.parametrize("way", ["place", "keyword", "in a dictionary"])
+def test_what_has_an_entry_for_each_sample_and_is_not_cut_is_refused(name: str, way: str) -> None:
+    run, entries = OF_SAMPLES[name]
+    model = Runs(run, first=linear(), last=linear(5, 4))
+    if way == "keyword":
+        model.run = lambda m, x, *, more: run(m, x, more)
+    elif way == "in a dictionary":
+        model.run = lambda m, x, more: run(m, x, more["entries"])
+    x = drawn(B, 3, 5)
+    engine = attached(model.double())
+    with pytest.raises(gc.UnsupportedOperation, match=rf"as long as the batch \({B}\).* Pass it as a tensor"):
+        if way == "keyword":
+            model(x, more=entries)
+        else:
+            model(x, {"entries": entries} if way == "in a dictionary" else entries)
+    with pytest.raises(gc.UnsupportedOperation, match=rf"as long as the batch \({B}\).* Pass it as a tensor"):
+        engine.per_sample(lambda t, more: run(model, t, more), x, entries)
+    engine.detach()
+
+
+@pytest.mark.parametrize("name", OF_SAMPLES)
+def test_one_sample_has_one_entry(name: str) -> None:
+    run, entries = OF_SAMPLES[name]
+    assert wrong(Runs(run, first=linear(), last=linear(5, 4)), (drawn(1, 3, 5), entries[:1])) == []
+
+
+@pytest.mark.parametrize("batch", [2, 3])
+def test_the_advice_for_what_has_an_entry_for_each_sample(batch: int) -> None:
+    """As a tensor it is cut."""
+    model = Runs(rows_by, first=linear(), last=linear(5, 4))
+    assert wrong(model, [(drawn(batch, 3, 5), torch.tensor([3, 2, 1])[:batch])]) == []
+
+
+SETTINGS: dict[str, tuple[Callable[..., Tensor], Any]] = {
+    "a size": (lambda m, x, size: m.last(F.adaptive_avg_pool2d(m.first(x)[:, None], size)), (4, 5)),
+    "a shape": (lambda m, x, shape: m.last(m.first(x).flatten(1).view(-1, *shape)), (3, 1, 5)),
+    "scales for all": (lambda m, x, scales: m.last(sum(m.first(x) * s for s in scales)), [1.0, 3.0, 2.0, 4.0]),
+    "a table": (lambda m, x, table: m.last(m.first(x) @ torch.from_numpy(table)), drawn(5, 5).numpy()),
+    "equal entries": (lambda m, x, sizes: m.last(m.first(x[:, : sizes[0]])), [2, 2, 2, 2]),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_as_long_as_the_batch_by_chance(name: str) -> None:
+    run, setting = SETTINGS[name]
+    model = Runs(run, first=linear(), last=linear(5, 4))
+    for batch in (len(setting), 1, 2, len(setting)):
+        assert wrong(model, [(drawn(batch, 3, 5), setting), (drawn(len(setting), 3, 5), setting)]) == []
+
+
+def test_settings_that_a_batch_of_another_size_showed() -> None:
+    """Nothing has to be tried out, which random numbers would foil."""
+
+    def run(m: Any, x: Tensor, scales: Any) -> Tensor:
+        torch.rand(len(x))
+        return m.last(F.dropout(m.first(x) * sum(scales), m.rate))
+
+    model = Runs(run, first=linear(), last=linear(5, 4), rate=0.5).double()
+    scales, x = [1.0, 3.0], drawn(3, 3, 5)
+    engine = attached(model)
+    with pytest.raises(gc.UnsupportedOperation, match="as long as the batch"):
+        model(x[:2], scales)
+    model(x, scales)
+    assert model(x[:2], scales).shape == (2, 3, 4)
+    engine.detach()
 
 
 # ------------------------------------------------------------------ flags, turns, passes inside passes

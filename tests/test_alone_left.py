@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -424,3 +425,100 @@ def test_what_a_sample_leaves_on_a_module_is_seen_by_no_other_sample_of_the_pass
     found = torch.stack(list(engine.unsafe_norms().values()), 1)
     torch.testing.assert_close(found, torch.stack(alone), rtol=1e-10, atol=0)
     assert model.before.shape == (6, 4)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+# ------------------------------------------------------------------ numbers and constants that a pass leaves on its modules
+
+LEFT: dict[str, Callable[[Any, Tensor], None]] = {
+    "a number": lambda m, x: setattr(m, "scale", 2.0 if signed(x) else 3.0),
+    "a number, or nothing": lambda m, x: setattr(m, "scale", 2.0) if signed(x) else None,
+    "a text": lambda m, x: setattr(m, "name", "positive" if signed(x) else "negative"),
+    "a truth": lambda m, x: setattr(m, "positive", signed(x)),
+    "a constant": lambda m, x: setattr(m, "scale", m.a if signed(x) else m.b),
+    "a constant that is made": lambda m, x: setattr(m, "scale", torch.tensor([2.0 if signed(x) else 3.0])),
+    "in a list": lambda m, x: m.listed.append(2.0 if signed(x) else 3.0),
+    "in a dictionary": lambda m, x: m.named.update(scale=2.0 if signed(x) else 3.0),
+    "as an array": lambda m, x: setattr(m, "scale", np.array([2.0 if signed(x) else 3.0])),
+    "a tuple": lambda m, x: setattr(m, "scale", (1, 2.0 if signed(x) else 3.0)),
+}
+
+
+def holding(run: Callable[..., Tensor], **held: Any) -> Any:
+    return model_of(run, a=torch.tensor(2.0), b=torch.tensor(3.0), scale=1.0, listed=[], named={}, **held)
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_what_is_another_on_another_path_and_has_no_rows_is_refused(name: str) -> None:
+    """``losses * model.scale`` would be by the scale of the path that ran last."""
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        LEFT[name](m, x)
+        return m.last(m.first(x))
+
+    model = holding(run)
+    engine = attached(model)
+    before = dict(model.__dict__)
+    with pytest.raises(gc.UnsupportedOperation, match=r"another value in '?\w+'? than .* Return it from forward\(\)"):
+        model(TWO_PATHS)
+    assert model.__dict__ == before and model.listed == [] and model.named == {}
+    same = TWO_PATHS[TWO_PATHS[:, 0, 0] > 0]
+    right = single_samples(copied(model), (same,))
+    assert differing(by_engine(engine, lambda: losses_of(model, (same,))), right) == []
+
+
+def test_the_advice_for_what_is_another_on_another_path_works() -> None:
+    def losses(m: Any, batch: tuple[Tensor, ...]) -> Tensor:
+        out, scale = m(*batch)
+        return squares(out) * scale
+
+    model = model_of(lambda m, x: (m.last(m.first(x)), x.new_full((1,), 2.0 if signed(x) else 3.0)))
+    assert wrong(model, [(TWO_PATHS,), (TWO_PATHS.roll(1, 0),)], losses) == []
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_counters_count_passes_and_caches_are_kept(way: str) -> None:
+    """However many runs a pass takes, it counts once, and positions are those that the model would have kept."""
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        factor = WAYS[way](x)
+        m.calls += 1
+        m.counts["calls"] = m.counts.get("calls", 0) + 1
+        m.seen.append(m.calls)
+        if m.positions is None or len(m.positions) < x.shape[1]:
+            m.positions = torch.arange(x.shape[1])
+            m.masks[x.shape[1]] = torch.ones(1, x.shape[1], 1, dtype=x.dtype)
+        h = m.first(x) * factor * m.masks[max(m.masks)][:, : x.shape[1]]
+        return m.last(h + m.positions[: x.shape[1], None] * m.calls)
+
+    held = {"calls": 0, "counts": {}, "seen": [], "positions": None, "masks": {}}
+    model = model_of(run, **copy.deepcopy(held))
+    engine = attached(model)
+    for n, steps in enumerate([3, 2, 4, 4], start=1):
+        x = X[:, :1].expand(6, steps, 5).clone()
+        alone = copied(model)
+        rows = [single_samples(copy.deepcopy(alone), (x[i : i + 1],)) for i in range(6)]
+        found = by_engine(engine, lambda x=x: losses_of(model, (x,)))
+        for name, norms in found.norms.items():
+            assert torch.allclose(norms, torch.cat([row.norms[name] for row in rows]), rtol=1e-9)
+        assert (model.calls, model.counts, model.seen) == (n, {"calls": n}, list(range(1, n + 1)))
+        assert torch.equal(model.positions, torch.arange(max(3, steps)))
+        assert {k: tuple(v.shape) for k, v in model.masks.items()} == {k: (1, k, 1) for k in ([3] if n < 3 else [3, 4])}
+
+
+def test_the_longest_positions_of_all_paths_are_kept() -> None:
+    """Samples of other lengths leave tensors that begin alike."""
+
+    def run(m: Any, x: Tensor, lengths: Tensor) -> Tensor:
+        steps = int(lengths)
+        if m.positions is None or len(m.positions) < steps:
+            m.positions = torch.arange(steps)
+        return m.last(m.first(x[:, :steps]) + m.positions[:steps, None]).mean(1)
+
+    model = model_of(run, positions=None)
+    batches = [(X, torch.tensor([2, 3, 2, 1, 3, 2])), (X, torch.tensor([1, 1, 2, 2, 1, 3]))]
+    assert wrong(model, batches) == []
+    engine = attached(model)
+    model.positions = None
+    model(*batches[0])
+    engine.detach()
+    assert torch.equal(model.positions, torch.arange(3))

@@ -17,7 +17,9 @@ from .arrangement import Arrangement
 from .batch import has_numbers, tensors_in
 from .errors import UnsupportedOperation
 from .inputs import Inputs, Roles
+from .kept import Kept
 from .outputs import NoRows
+from .sequences import Sequences
 from .tape import Tape, in_backward, refuse_reentry
 
 
@@ -71,6 +73,7 @@ class Forward:
                 "isn't of "
                 "the samples belongs into the function itself"
             )
+        Sequences().check(args, {}, lengths[0], None)
         check_caller(self._model)
         check_coverage(self._model)
         with self._tape.forward_pass():
@@ -98,13 +101,15 @@ class Forward:
 
 @contextmanager
 def _undone(model: nn.Module) -> Iterator[None]:
-    """Buffers are put back; a weight that moves in a forward pass is refused."""
+    """Buffers and attributes are put back; a weight that moves in a forward pass is refused."""
     buffers = [(m, dict(m._buffers)) for m in model.modules() if m._buffers]
     values = [(b, b.clone()) for b in model.buffers() if not b.is_inference()]
     versions = [(name, p, p._version) for name, p in model.named_parameters()]
+    kept = Kept(list(model.modules()))
     try:
         yield
     finally:
+        kept.put_back()
         for module, held in buffers:
             module._buffers.update(held)
         for buffer, value in values:

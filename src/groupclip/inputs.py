@@ -17,6 +17,7 @@ from torch import Tensor
 
 from .batch import has_numbers, replaced, tensors_in
 from .errors import PrivacyViolation
+from .sequences import Sequences
 from .together import NATIVE, Part
 
 #: Runs the model without gradients on other inputs; raises what the model raises.
@@ -69,12 +70,14 @@ class Roles:
         self._lengths: defaultdict[int, set[int]] = defaultdict(set)  # its lengths that weren't the batch's
         self._samples: set[int] = set()
         self._constant: set[int] = set()
+        self._sequences = Sequences()
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any], probe: Probe) -> Inputs:
         """Which of the inputs hold samples.
 
         Raises:
             PrivacyViolation: none has a batch dimension.
+            UnsupportedOperation: a list, a tuple or an array has an entry for each sample.
         """
         tensors = [t for t in tensors_in((args, kwargs)) if t.dim() > 0]
         if not tensors:
@@ -106,7 +109,15 @@ class Roles:
                 inputs = Inputs(args, kwargs, frozenset(long - constant), batch)
             else:
                 self._samples.add(n)
+        self._sequences.check(args, kwargs, batch, lambda few: _is_whole(inputs, few, probe))
         return inputs
+
+
+def _is_whole(inputs: Inputs, few: Sequence[int], probe: Probe) -> bool:
+    """Whether the outputs for a few samples are their rows of the outputs for all; what isn't cut stays as it is."""
+    whole, _ = _tried(probe, inputs.args, inputs.kwargs)
+    found, _ = _tried(probe, *inputs.rows(few))
+    return whole is not None and found is not None and _agree(whole, found, few, inputs.batch)
 
 
 def _is_constant(inputs: Inputs, tensor: Tensor, probe: Probe) -> bool:

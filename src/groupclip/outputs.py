@@ -146,7 +146,7 @@ def _kind(value: Any) -> Any:
 
 def _joined_rows(parts: list[tuple[Part, Any]], found: Sequence[Any], n: int) -> Any:
     """Of one of the outputs, of all parts; a tensor that is the same for all samples stays as it is."""
-    if not any(isinstance(f, Rows) for f in found) and all(_same(found[0], f) for f in found):
+    if not any(isinstance(f, Rows) for f in found) and all(same(found[0], f) for f in found):
         return found[0]
     rows = [f.physical if isinstance(f, Rows) else part.each(f) for (part, _), f in zip(parts, found, strict=True)]
     shapes = {tuple(x.shape[1:]) for x in rows}
@@ -163,8 +163,8 @@ def _joined_rows(parts: list[tuple[Part, Any]], found: Sequence[Any], n: int) ->
     return Rows(torch.cat(rows)[_order([part for part, _ in parts]).to(rows[0].device)])
 
 
-def _same(x: Tensor, y: Tensor) -> bool:
-    """Whether samples on two paths got the same constant: of the same parameters, if of any."""
+def same(x: Tensor, y: Tensor) -> bool:
+    """Whether samples on two paths got the same constant: of the same parameters, if of any. To be called natively."""
     if x is y:
         return True
     if type(x) is not type(y) or isinstance(x, PrivateParameter) or x.shape != y.shape or x.dtype != y.dtype:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from .batch import has_numbers, replaced, tensors_in
 from .errors import PrivacyViolation, UnsupportedOperation
+from .kept import MISSING, SAMPLES, Constant, Disagree, Kept, agreed, constant, is_unchanged, refill
 from .operands import PRIVATE_TYPES
 from .outputs import Rows, joined, taken
 from .together import NATIVE, Part, is_side_by_side
@@ -36,6 +37,7 @@ class Published:
         self._versions = _versions(self._modules)
         self._values: list[tuple[str, Tensor, Tensor]] | None = None  # name, tensor, copy of what it was
         self._left: list[Tensor] | None = None  # what the first sample left
+        self._kept: Kept | None = None  # on modules, before the first run
 
     def say_which_hooks_sleep(self) -> None:
         """Say, once for each class, that full backward hooks on modules don't run: torch ties them to tensors of the batch."""
@@ -66,60 +68,50 @@ class Published:
                 self._refuse(name)
 
     def about_to_run(self) -> None:
-        """Before a run: notes what modules hold."""
-        self._attributes = {
-            (module, name): value
-            for module in self._modules
-            for name, value in module.__dict__.items()
-            if isinstance(value, Tensor)
-        }
-        self._containers = [
-            (value, copy.copy(value))
-            for module in self._modules
-            for name, value in module.__dict__.items()
-            if type(value) in (list, dict) and name not in _OF_MODULES
-        ]
+        """Before a run: modules hold what they held before the first."""
+        if self._kept is None:
+            self._kept = Kept(self._modules)
+        else:
+            self._kept.put_back()
 
     def left_behind(self, part: Part) -> Left:
         """What a run left of its samples on modules. Buffers and containers get back what they held before."""
         found: Left = {}
+        kept = self._kept
+        assert kept is not None
         for module in self._modules:
-            for name, value in module.__dict__.items():
-                if isinstance(value, Tensor) and self._is_left(part, value, self._attributes.get((module, name))):
-                    found[module, name] = Rows(part.physical(value))
             for name, value in module._buffers.items():
                 if value is not None and part.level != NATIVE and part.holds(value):
                     if self._guarded and name not in module._non_persistent_buffers_set:
                         self._refuse(_name_of(self._model, module, name))
                     found[module, name] = Rows(part.physical(value))
-        for module in self._modules:
-            for name, value in module.__dict__.items():
-                if type(value) not in (list, dict) or name in _OF_MODULES:
-                    continue
-                before = next((kept for own, kept in self._containers if own is value), type(value)())
+        for module, name, value in kept.now():
+            if isinstance(value, Tensor) and self._is_left(part, value, kept.before(module, name)):
+                found[module, name] = Rows(part.physical(value))
+            elif type(value) in (list, dict):
+                before = kept.content(value)
                 old = {id(t) for t in tensors_in(before)}
                 if any(self._is_left(part, t, t if id(t) in old else None) for t in tensors_in(value)):
                     found[module, name] = taken(part, value, lambda _: None)
-                    _refill(value, before)
-        for module, name in found:  # no other sample sees it
-            if name in module.__dict__ and type(module.__dict__[name]) not in (list, dict):
-                if (module, name) in self._attributes:
-                    module.__dict__[name] = self._attributes[module, name]
-                else:
-                    del module.__dict__[name]
+                    refill(value, before)
+                elif not is_unchanged(value, before):
+                    found[module, name] = Constant(copy.copy(value))
+            else:
+                found[module, name] = Constant(value)
         return found
 
     def give_back(self) -> None:
         """After a run under vmap that didn't end: modules hold nothing of its samples, which are in no level any more."""
-        for module in self._modules:
-            for name, value in module.__dict__.items():
-                if isinstance(value, Tensor) and is_side_by_side(value):
-                    module.__dict__[name] = self._attributes.get((module, name))
+        kept = self._kept
+        assert kept is not None
         for module, buffers in self._buffers:
             module._buffers.update(buffers)
-        for container, before in self._containers:
-            if any(map(is_side_by_side, tensors_in(container))):
-                _refill(container, before)
+        for module, name, value in list(kept.now()):
+            if isinstance(value, Tensor) and is_side_by_side(value):
+                before = kept.before(module, name)
+                module.__dict__[name] = None if before is MISSING else before
+            elif type(value) in (list, dict) and any(map(is_side_by_side, tensors_in(value))):
+                refill(value, kept.content(value))
 
     @staticmethod
     def _is_left(part: Part, value: Tensor, before: Tensor | None) -> bool:
@@ -138,20 +130,53 @@ class Published:
             if name in module._buffers:
                 module._buffers[name] = having[-1][1].physical[-1].detach()
                 continue
+            if self._is_constant(key, parts):
+                continue
+            having = [(part, found) for part, found in having if not isinstance(found, Constant)]
             if len(having) < len(parts):
-                raise UnsupportedOperation(
-                    f"the forward pass of some samples alone leaves a tensor in {type(module).__name__}.{name}: return it "
-                    "instead, with "
-                    "something in its place for every sample"
-                )
+                self._refuse_left(module, name, "a tensor in {}, and that of others none")
             value = _as_batch(having)
             left.append(value)
             held = module.__dict__.get(name)
             if type(held) in (list, dict):
-                _refill(held, value)
+                refill(held, value)
             else:
                 setattr(module, name, value)
         return left
+
+    def _is_constant(self, key: tuple[nn.Module, str], parts: list[tuple[Part, Left]]) -> bool:
+        """Whether it isn't the samples' what the parts left there. It is there then.
+
+        Raises:
+            UnsupportedOperation: it isn't the samples', and not the same in all parts.
+        """
+        (module, name), kept = key, self._kept
+        assert kept is not None
+        before = kept.before(module, name)
+        values = [constant(part, found.get(key, Constant(before))) for part, found in parts]
+        if any(value is SAMPLES for value in values):
+            return False
+        try:
+            value = agreed(values)
+        except Disagree:
+            if all(isinstance(found.get(key, Constant(before)), Constant) for _, found in parts):
+                self._refuse_left(module, name, "another value in {} than that of others")
+            return False
+        held = module.__dict__.get(name)
+        if type(held) in (list, dict) and type(value) is type(held):
+            refill(held, value)
+        elif held is not value:
+            module.__dict__[name] = value
+        return True
+
+    def _refuse_left(self, module: nn.Module, name: str, what: str) -> None:
+        if self._kept is not None:
+            self._kept.put_back()
+        raise UnsupportedOperation(
+            f"the forward pass of some samples alone leaves {what.format(_name_of(self._model, module, name))}: the losses "
+            "would get what the samples that ran last left. Return it from forward() instead, with something in "
+            "its place for every sample"
+        )
 
     # ---------------------------------------------------------------- several runs
 
@@ -238,16 +263,8 @@ def _equal(x: Tensor, y: Tensor) -> bool:
 _log = logging.getLogger("groupclip")
 _said: set[str] = set()
 
-#: What every module of torch holds.
-_OF_MODULES = frozenset(nn.Module().__dict__)
-
 #: (module, name) -> what a run left there.
 Left = dict[tuple[nn.Module, str], Any]
-
-
-def _refill(container: Any, content: Any) -> None:
-    container.clear()
-    container.extend(content) if isinstance(container, list) else container.update(content)
 
 
 def _as_batch(having: list[tuple[Part, Any]]) -> Any:

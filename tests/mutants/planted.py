@@ -376,6 +376,24 @@ ALONE = (
         ("outputs.py", "and all(_same(found[0], f) for f in found):", "and True:"),
     ),
     mutant(
+        "a number that the last path left taken for all samples'",
+        "loss i is that of sample i",
+        "tests/test_alone_left.py",
+        ("published.py", "if self._is_constant(key, parts):", "if all(isinstance(f, Constant) for _, f in having):"),
+    ),
+    mutant(
+        "a path begins with what the path before left",
+        "no sample is in sight of another",
+        "tests/test_alone_left.py",
+        ("published.py", "            self._kept.put_back()\n\n    def left_behind", "            pass\n\n    def left_behind"),
+    ),
+    mutant(
+        "a list with an entry for each sample given to every sample",
+        "no sample is in sight of another",
+        "tests/test_alone_inputs.py",
+        ("sequences.py", "                if other is None:\n", "                if True:\n"),
+    ),
+    mutant(
         "outputs taken to begin with the sample",
         "loss i is that of sample i",
         "tests/test_alone_left.py",
