@@ -134,8 +134,7 @@ class Gate:
         totals: dict[Slot, Tensor] = {}
         while cells:
             cell = cells.pop(0)
-            grads = {slot: combine(uses) for slot, uses in cell.uses.items()}
-            cell.uses.clear()
+            grads = {slot: combine(cell.uses.pop(slot)) for slot in list(cell.uses)}  # what was joined is freed
             if tape.observer is not None:
                 for slot, samples in grads.items():
                     tape.observer.normed(slot.name, samples.method)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_sequence
@@ -116,6 +117,7 @@ def others() -> dict[str, tuple[nn.Module, Any]]:
             Calls(nn.TransformerDecoderLayer(8, 2, 16, batch_first=True), lambda layer, x: layer(x, x, tgt_mask=mask)), wide,
         ),
         "Transformer": (Calls(nn.Transformer(8, 2, 1, 1, 16, batch_first=True), lambda layer, x: layer(x, x)), wide),
+        "attention, learnt bias": (LearntBias(), wide),
         "weight norm": (parametrizations.weight_norm(nn.Linear(3, 4)), torch.randn(B, 3)),
         "orthogonal": (parametrizations.orthogonal(nn.Linear(3, 4)), torch.randn(B, 3)),
     }  # fmt: skip
@@ -132,7 +134,36 @@ def others() -> dict[str, tuple[nn.Module, Any]]:
     return found
 
 
-LAYERS = {**recurrent(), **others()}
+class LearntBias(nn.Module):
+    """Attention to whose scores a parameter is added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.bias = nn.Linear(8, 8), nn.Parameter(torch.randn(1, 2, T, T))
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = self.layer(x).unflatten(2, (2, 4)).transpose(1, 2)
+        return F.scaled_dot_product_attention(heads, heads, heads, self.bias)
+
+
+def several_paths(layer: nn.Module, x: Tensor, lengths: Tensor) -> Any:
+    return layer(x) * (3 if (lengths > 2).any() else 2), torch.ones(3)
+
+
+def tried_out() -> dict[str, tuple[nn.Module, Any]]:
+    """Which inputs hold samples, where they lie in the outputs, and which go together: training finds it out by values too."""
+    x, lengths = torch.randn(B, B, 3), torch.tensor([2, 5, 1, 4])
+    normed = nn.Sequential(nn.BatchNorm1d(B), nn.Linear(3, 3)).eval()
+    return {
+        "positions as many as samples": (Calls(nn.Linear(3, 4), lambda layer, x, p: layer(x + p)), (x, torch.randn(B, 3))),
+        "a mask": (Calls(nn.Linear(3, 4), lambda layer, x, m: layer(x) * m[:, :, None]), (x, torch.ones(B, B))),
+        "buffers, and two inputs": (Calls(normed, lambda layer, x, y: layer(x * y)), (x, torch.randn(B, B, 3))),
+        "two dimensions of 1": (Calls(nn.Linear(3, 4), lambda layer, x: layer(x).unsqueeze(1)), x[:, 0]),
+        "several paths, and a constant": (Calls(nn.Linear(3, 4), several_paths), (x, lengths)),
+    }
+
+
+LAYERS = {**recurrent(), **others(), **tried_out()}
 
 
 @contextmanager
@@ -275,3 +306,25 @@ def test_lengths_are_known_for_a_model_of_another_device(kind: type[nn.RNNBase])
     here = sketched.private(groups).peak
     sketched.device = torch.device("cuda")
     assert sketched.private(groups).peak == here
+
+
+def test_uses_are_freed_as_they_are_joined() -> None:
+    """A layer that is used n times books n uses. They are joined one layer at a time, so that no more than one is held twice."""
+    width, layers, times = 16, 12, 16
+
+    class Repeats(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(width, width, bias=False) for _ in range(layers)])
+
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(times):
+                for layer in self.layers:
+                    x = layer(x)
+            return x
+
+    x = torch.randn(2, width)
+    booked = layers * times * 2 * x.numel() * x.element_size()  # inputs, and gradients of outputs
+    with uncollected():
+        peak = measure(Repeats(), x, "all-layer", loss=squares).peak
+    assert peak < 1.5 * booked

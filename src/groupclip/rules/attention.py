@@ -17,6 +17,7 @@ from torch import Tensor
 from ..call import Call, NotSplit
 from ..private import WRITTEN_OUT, dispatch_or_run
 from ..reads import run
+from ..together import Part, natively
 
 
 def multi_head_attention(
@@ -112,11 +113,14 @@ def scaled_dot_product(
         raise NotSplit
     scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
     scores = dispatch_or_run(call, torch.add, scores, attn_mask)
-    return F.dropout(_safe_softmax(scores), dropout_p) @ value
+    return F.dropout(_safe_softmax(call.part, scores), dropout_p) @ value
 
 
-def _safe_softmax(scores: Tensor) -> Tensor:
-    """As torch's own: a row that is masked as a whole is zero."""
+def _safe_softmax(part: Part, scores: Tensor) -> Tensor:
+    """A row that is masked as a whole is zero. Torch's own operation keeps its output only, and has no batching rule."""
+    if part.on_top and part.holds(scores):
+        with natively():
+            return part.logical(torch.ops.aten._safe_softmax(part.physical(scores), -1))
     masked = (scores == float("-inf")).all(dim=-1, keepdim=True)
     return torch.softmax(scores.masked_fill(masked, 0.0), dim=-1).masked_fill(masked, 0.0)
 
