@@ -1,4 +1,5 @@
-"""Losses of samples in batches, by plain torch: each must be its loss alone, whichever other samples are there, and in any order."""
+"""Losses of samples in batches, by plain torch: each must be its loss alone, whichever other samples are there, and in any "
+"order."""
 
 from __future__ import annotations
 
@@ -78,7 +79,8 @@ def stands(replays: Replays, data: Batch, own: float, tolerance: Tolerance) -> l
             continue
         if not tolerance.loss(here, own) or not (before is None or tolerance.loss(here, before, same=True)):
             raise PrivacyViolation(
-                f"{what}: the loss of another sample changes with it. An operation on the way mixes samples, if only a little, or when "
+                f"{what}: the loss of another sample changes with it. An operation on the way mixes samples, if only a little, "
+                "or when "
                 "numbers are large"
             )
         before = here
