@@ -29,6 +29,7 @@ from ..errors import GroupClipError
 from ..partition import Partition, partition
 from .coverage import Coverage, ParameterUse, slow, table
 from .memory import notes_on_memory
+from .mixing import blame
 from .reduced import what_is_wrong
 from .replay import Losses, ReducedLoss, Replays, kept_gradients
 from .samples import Batch, told
@@ -178,22 +179,20 @@ class _Check:
         self._keep_nothing_of_any(singles)
         self.tolerance = Tolerance.of(max((s.dtype for s in singles), key=lambda d: torch.finfo(d).eps))
         order = another_order(self.data.size, self.samples)
-        for round_ in self.replays.rounds:
-            self._losses_keep_apart(round_, singles, order)
+        whole = [self._losses_keep_apart(round_, singles, order) for round_ in self.replays.rounds][0]
         self.notes += stands(self.replays, self.data, singles[0].loss, self.tolerance)
         large = self._large(singles[last], last)
         engine = attach(self.replays.model, None, self.groups, None, clip=Abadi(), thresholds=self._thresholds(singles))
         engine._tape.observer = self.coverage
         sums = Sums(engine, self.replays, self.data, self.tolerance)
+        sums.right += ["losses in the whole batch, its order shuffled", "losses beside other samples"]
         self.replays.tape = engine._tape
-        known = dict(enumerate(singles))
         try:
-            sums.equal("the whole batch, its order shuffled", order, [known.get(i) for i in order])
-            sums.equal("all samples but one removed", [0], singles[:1])
-            weights = torch.tensor([1.0, LARGE])
-            sums.equal(
-                "a sample replaced by one with a loss a million times as large", [0, last], [singles[0], large], weights
+            known = {**dict(enumerate(singles)), last: large}
+            losses = sums.equal(
+                "the whole batch, its order shuffled, one loss a million times as large", order, [known.get(i) for i in order]
             )
+            self._losses_as_attached(order, whole, losses)
             for what, times in ((ZEROED, 0.0), (ENLARGED, LARGE)):
                 replayed = times == 0 or self.data.has_real_inputs
                 if replayed and not any(note.endswith(what) for note in self.notes):
@@ -244,19 +243,23 @@ class _Check:
 
     # ------------------------------------------------------------------ the comparisons
 
-    def _losses_keep_apart(self, round_: int, singles: list[Sample], order: list[int]) -> None:
-        """A sample's loss in a batch must be its loss alone."""
+    def _losses_keep_apart(self, round_: int, singles: list[Sample], order: list[int]) -> list[float]:
+        """A sample's loss in a batch must be its loss alone. Gives those of the whole batch."""
         everyone, script = range(self.samples), self.replays.scripts[round_]
         own = {i: single.loss for i, single in enumerate(singles)}
         if round_ or script.differs_elsewhere:
             own = {i: self._loss_alone(i, round_) for i in everyone}
-        if not round_:
-            own |= {i: self._loss_alone(i, 0) for i in range(self.samples, self.data.size)}
         orders = [order]
         if script.ordered or script.differs_elsewhere or script.chance:  # what is drawn may say what is done
             orders += [list(everyone), [self.samples - 1, 0]]
-        for each in orders:
-            keep_apart(self.replays, self.data, each, round_, own, self.tolerance)
+        return [keep_apart(self.replays, self.data, each, round_, own, self.tolerance) for each in orders][0]
+
+    def _losses_as_attached(self, order: list[int], plain: list[float], attached: list[float]) -> None:
+        """The attached model runs every sample alone: so the losses of all, not of those alone that were looked at, are known."""
+        if self.replays.scripts[0].differs_elsewhere:  # in the attached model all draw the same
+            return
+        if not all(self.tolerance.loss(here, own) for here, own in zip(plain, attached, strict=True)):
+            raise PrivacyViolation(blame(self.replays, self.data, 0, order))
 
     def _loss_alone(self, sample: int, round_: int) -> float:
         with self.replays.alike([sample], round_), torch.no_grad():

@@ -21,11 +21,12 @@ class Sample:
 
     Attributes:
         loss: its loss.
-        grads: its gradients, which are to be multiplied by ``scale``.
+        grads: its gradients.
         norms: of its scaled gradients, by group.
         dtype: the coarsest of the pass.
         left: what the pass left behind, weights aside.
-        scale: what its loss is multiplied by.
+        scale: what ``grads`` are to be multiplied by.
+        times: what its loss is multiplied by.
     """
 
     loss: float
@@ -34,6 +35,7 @@ class Sample:
     dtype: torch.dtype
     left: State
     scale: float = 1.0
+    times: float = 1.0
 
     def weight(self, group: str, threshold: float) -> float:
         """What ``grads`` count for in a sum of clipped gradients: the scale times the clip factor of Abadi et al.; a sample
@@ -47,7 +49,7 @@ class Sample:
     def scaled(self, by: float) -> Sample:
         """The sample with its loss multiplied."""
         norms = {group: norm * by for group, norm in self.norms.items()}
-        return replace(self, norms=norms, scale=self.scale * by)
+        return replace(self, norms=norms, scale=self.scale * by, times=self.times * by)
 
 
 def alone(replays: Replays, arguments: tuple[Any, ...], sample: int, groups: Partition, times: float = 1.0) -> Sample:
@@ -75,4 +77,4 @@ def alone(replays: Replays, arguments: tuple[Any, ...], sample: int, groups: Par
         m: sum(float(square_sums(found[n].unsqueeze(0))) for n in groups[m] if n in found) ** 0.5 for m in groups.names
     }
     lowest = max([loss.dtype, *(g.dtype for g in found.values())], key=lambda d: torch.finfo(d).eps)
-    return Sample(float(loss.detach()), found, norms, torch.bfloat16 if made.draws.half else lowest, left)
+    return Sample(float(loss.detach()), found, norms, torch.bfloat16 if made.draws.half else lowest, left, times=times)

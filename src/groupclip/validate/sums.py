@@ -33,16 +33,13 @@ class Sums:
         self.right: list[str] = []
         self.notes: list[str] = []
 
-    def equal(
-        self, what: str, samples: Sequence[int], singles: Sequence[Sample | None], weights: Tensor | None = None
-    ) -> None:
-        """The sums and norms must be those of the single samples. One of which nothing is known (None) weighs nothing, so it may
-        add nothing to a sum, and has no norm.
+    def equal(self, what: str, samples: Sequence[int], singles: Sequence[Sample | None]) -> list[float]:
+        """The sums and norms must be those of the single samples, each loss times its scale. A sample of which nothing is known
+        (None) weighs nothing, so it may add nothing to a sum, and has no norm. Gives the losses.
         """
         known = [s for s in singles if s is not None]
-        if len(known) < len(singles):
-            weights = torch.tensor([float(s is not None) for s in singles])
-        off, norms = self._off(self._data.pick(*samples), samples, known, weights)
+        weights = torch.tensor([0.0 if s is None else s.times for s in singles])
+        off, norms, losses = self._off(self._data.pick(*samples), samples, known, weights)
         thresholds, groups, bound = self._engine.thresholds, self._engine.partition, self._tolerance.sums
         wrong = [n for m in groups.names for n in groups[m] if not off[n] <= bound * thresholds[m]]
         # Rows that changed places are clipped by norms of their own, so that the sum may be right.
@@ -62,11 +59,12 @@ class Sums:
                 "one at a time), or freeze these parameters"
             )
         self.right.append(what)
+        return losses
 
     def bounded(self, what: str, times: float, without: Sample) -> None:
         """Sample 1, its inputs multiplied, may move the sum of no group by more than its threshold."""
         try:
-            off, _ = self._off(self._data.changed([0, 1], times={1: times}), [0, 1], [without])
+            off, _, _ = self._off(self._data.changed([0, 1], times={1: times}), [0, 1], [without])
         except GroupClipError:
             raise
         except Exception as error:
@@ -85,8 +83,8 @@ class Sums:
     def _off(
         self, arguments: tuple[Any, ...], samples: Sequence[int], singles: Sequence[Sample],
         weights: Tensor | None = None,
-    ) -> tuple[dict[str, float], dict[str, Tensor]]:  # fmt: skip
-        """Parameter -> distance of the engine's clipped sum from that of the single samples; the engine's norms."""
+    ) -> tuple[dict[str, float], dict[str, Tensor], list[float]]:  # fmt: skip
+        """Parameter -> distance of the engine's clipped sum from that of the single samples; the engine's norms; the losses."""
         engine = self._engine
         with self._replays.alike(samples, one=True):
             losses = self._replays.loss(arguments)
@@ -99,7 +97,7 @@ class Sums:
                 own = [(grads[name], weight) for grads, weight in parts if name in grads and weight > 0]
                 off[name] = _distance(self._params[name].grad, own)
         engine.discard()
-        return off, norms
+        return off, norms, losses.detach().tolist()
 
 
 def _distance(total: Tensor | None, parts: Sequence[tuple[Tensor, float]]) -> float:

@@ -31,8 +31,8 @@ def another_order(size: int, known: int) -> list[int]:
 
 def keep_apart(
     replays: Replays, data: Batch, order: Sequence[int], round_: int, alone: Mapping[int, float], tolerance: Tolerance
-) -> None:
-    """The losses of some samples, in a batch of this order, must be those that they have alone.
+) -> list[float]:
+    """The losses of some samples, in a batch of this order, must be those that they have alone. Gives the losses of all.
 
     Args:
         alone: sample -> its loss; of others nothing is known.
@@ -49,6 +49,7 @@ def keep_apart(
     for sample, here in zip(order, losses.tolist(), strict=True):
         if sample in alone and not tolerance.loss(here, alone[sample]):
             raise PrivacyViolation(blame(replays, data, round_, order))
+    return losses.tolist()
 
 
 def stands(replays: Replays, data: Batch, own: float, tolerance: Tolerance) -> list[str]:
