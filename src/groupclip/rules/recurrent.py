@@ -73,7 +73,8 @@ def _layers(kind: str) -> Callable[..., Any]:
             ends += last
             rows = outs
             if dropout and train and layer < depth - 1:
-                rows = F.dropout(rows, dropout)
+                rows = rows if sizes is not None else rows.view(len(steps), steps[0], -1)  # as torch's own layer draws
+                rows = F.dropout(rows, dropout).view(-1, rows.shape[-1])
         # [layers, N * size, H] to [size, layers, N, H]
         final = [torch.stack(state).unflatten(1, (-1, size)).permute(2, 0, 1, 3) for state in zip(*ends, strict=True)]
         out = _outermost(rows, size)
