@@ -20,7 +20,7 @@ def test_people_get_words(capsys):
     assert run(["check", "--task", "digits", "--model", "linear", "--clipping", "all-layer"]) == 0
     out = capsys.readouterr().out
     assert "parameter" in out
-    assert "right: a batch as it is" in out
+    assert "right: the whole batch, its order shuffled" in out
 
 
 @pytest.mark.parametrize(

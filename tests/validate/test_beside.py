@@ -14,8 +14,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import groupclip as gc
+from groupclip.clipping import Abadi
 from groupclip.validate.beside import layout
-from groupclip.validate.kinds import Drawn
+from groupclip.validate.kinds import Drawn, Kind
+from groupclip.validate.replay import Replays, Script
+from groupclip.validate.samples import Batch
+from groupclip.validate.single import alone
+from groupclip.validate.sums import Sums
+from groupclip.validate.tolerance import Tolerance
 
 
 def by_sign(m: Any, x: Tensor) -> Tensor:
@@ -104,19 +110,11 @@ def test_draws_of_samples_that_run_in_parts(drawn_before: bool) -> None:
 
 
 def engine_alone(model: nn.Module, losses: Any, x: Tensor, y: Tensor) -> None:
-    """Plain batches draw for one row after another here, which isn't what a sample draws alone, so only the attached passes are
+    """Plain batches draw for one row after another here, which isn't what a sample draws alone, so only the attached pass is
     compared.
     """
-    from groupclip.clipping import Abadi
-    from groupclip.validate.replay import Replays, Script
-    from groupclip.validate.samples import Batch
-    from groupclip.validate.single import alone
-    from groupclip.validate.sums import Sums
-    from groupclip.validate.tolerance import Tolerance
-
     data, replays, groups = Batch((x, y)), Replays(model, losses, 3), gc.partition(model, "layer-wise")
-    _kinds(replays, data)
-    assert isinstance(replays.scripts[0], Script)
+    learn_kinds(replays, data)
     singles = [alone(replays, data.pick(i), i, groups) for i in range(data.size)]
     engine = gc.attach(model, None, groups, None, clip=Abadi(), thresholds=0.01)
     replays.tape = engine._tape
@@ -125,11 +123,8 @@ def engine_alone(model: nn.Module, losses: Any, x: Tensor, y: Tensor) -> None:
     engine.detach()
 
 
-def _kinds(replays: Any, data: Any) -> None:
+def learn_kinds(replays: Replays, data: Batch) -> None:
     """Every draw is one of single samples, along dimension 0."""
-    from groupclip.validate.kinds import Kind
-    from groupclip.validate.replay import Script
-
     positive = next(i for i in range(data.size) if data.data[0][i].sum() > 0)
     with replays.alike((0,)) as made, torch.no_grad():
         replays.loss(data.pick(positive))

@@ -168,7 +168,10 @@ def _(mixed: bool) -> Any:
     return Mixup(mixed), cross_entropy, images()
 
 
-@case("gradients mixed beside others, values not", r"clipped gradient of body\.weight, body\.bias.* isn't the sum .* the vmap\(\)")
+@case(
+    "gradients mixed beside others, values not",
+    r"clipped gradient of body\.weight, body\.bias.* isn't the sum .* the vmap\(\)",
+)
 def _(mixed: bool) -> Any:
     return Averaging(StraightBesideOthers if mixed else None), cross_entropy, images()
 
@@ -199,6 +202,20 @@ def test_gradients_that_mix_in_a_batch_do_no_harm(style: str) -> None:
     assert all("one by one" in [way for _, way in use.operations] for use in report.uses)
 
 
+@pytest.mark.parametrize("style", STYLES)
+def test_a_second_call_in_another_order_is_seen(style: str) -> None:
+    """Row i of every call counts for sample i of the losses."""
+
+    def losses(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(m(x) + m(x.flip(0) ** 2).flip(0), y, reduction="none")
+
+    with pytest.raises(
+        gc.PrivacyViolation, match=r"isn't the sum .* with the samples in another order the second time"
+    ):
+        gc.check(net(nn.Tanh()), losses, images(), style)
+    gc.check(net(nn.Tanh()), lambda m, x, y: cross_entropy(lambda x: m(x) + m(x**2), x, y), images(), style)
+
+
 class From(nn.Module):
     """Samples are mixed when the batch is as large: smaller ones don't show it."""
 
@@ -216,7 +233,10 @@ def test_what_only_large_batches_show_is_seen_in_the_batch_that_was_given(size: 
         with pytest.raises(gc.PrivacyViolation, match=r"the forward method of From itself.* mixes the samples"):
             gc.check(From(size), cross_entropy, images(), "all-layer", samples=samples)
     smaller = images(size - 1)
-    assert "losses in the whole batch, its order shuffled" in gc.check(From(size), cross_entropy, smaller, "all-layer").replayed
+    assert (
+        "losses in the whole batch, its order shuffled"
+        in gc.check(From(size), cross_entropy, smaller, "all-layer").replayed
+    )
 
 
 @pytest.mark.parametrize(
@@ -224,7 +244,9 @@ def test_what_only_large_batches_show_is_seen_in_the_batch_that_was_given(size: 
     [
         lambda h: torch.cat([h[:5], h[5:] + 0.1 * h[:1]]) if len(h) > 5 else h,  # the sixth meets the first
         lambda h: torch.cat([h[:1], h[1:] + 0.1 * h.roll(1, 0)[1:]]) if len(h) > 3 else h,  # each its neighbour
-        lambda h: torch.cat([h[:3], h[3:] * (1 + h[:1].mean())]),  # whatever stands in the first three places is left alone
+        lambda h: torch.cat(
+            [h[:3], h[3:] * (1 + h[:1].mean())]
+        ),  # whatever stands in the first three places is left alone
     ],
 )
 def test_what_hangs_on_the_place_is_seen(arrange: Callable[[Tensor], Tensor]) -> None:

@@ -12,9 +12,12 @@ from .options import told
 from .task import chosen, cross_entropy, task_options
 
 
+_BATCH = 8  # samples of the batch that they are held against
+
+
 @click.command(epilog=told(), short_help="Check that a model keeps samples apart, before a long run.")
 @task_options
-@click.option("--samples", type=click.IntRange(min=2), default=3, show_default=True, help="Samples to replay.")
+@click.option("--samples", type=click.IntRange(min=2), default=3, show_default=True, help="Samples to run alone.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def check(samples: int, as_json: bool, **given: Any) -> None:
     """Replay neighbouring batches on a model before a long run, and show how each parameter is clipped.
@@ -32,7 +35,7 @@ def check(samples: int, as_json: bool, **given: Any) -> None:
 
         found = chosen({**given, "epsilon": 1.0})  # any: no noise is added here
         train = found.task.train
-        batch = default_collate([train[i] for i in range(min(samples, len(train)))])
+        batch = default_collate([train[i] for i in range(min(max(samples, _BATCH), len(train)))])
         report = replay(found.model, cross_entropy, tuple(batch), found.groups, samples=samples)
     if as_json:
         print_json({"model": found.config.model, "clipping": found.config.clipping, **dataclasses.asdict(report)})

@@ -4,9 +4,9 @@ The truth is plain torch: the model on a batch of ONE sample, before it is attac
 
 - the losses: sample i's loss in a batch must be its loss alone, whichever other samples are there, in the whole batch that was
   given, its order shuffled, and in small ones (:mod:`groupclip.validate.values`);
-- the clipped sums and norms of the attached model on that shuffled batch, in which all but a few samples weigh nothing;
-- the clipped sums and norms that the attached model gives on neighbouring batches: a sample added, removed, replaced by one
-  with a loss a million times as large: each must be those of the samples' own gradients (:mod:`groupclip.validate.sums`);
+- the clipped sums and norms of the attached model on that shuffled batch, in which all samples but a few weigh nothing, as if they
+  were removed, and one has a loss a million times as large: they must be those of these samples' own gradients
+  (:mod:`groupclip.validate.sums`);
 - a sample zeroed out, or with its inputs a million times as large, may move no group's sum by more than its threshold.
 
 Before that, passes on other samples show whether the model keeps anything of them (:mod:`groupclip.validate.memory`).
@@ -179,7 +179,7 @@ class _Check:
         self._keep_nothing_of_any(singles)
         self.tolerance = Tolerance.of(max((s.dtype for s in singles), key=lambda d: torch.finfo(d).eps))
         order = another_order(self.data.size, self.samples)
-        whole = [self._losses_keep_apart(round_, singles, order) for round_ in self.replays.rounds][0]
+        whole, *_ = [self._losses_keep_apart(round_, singles, order) for round_ in self.replays.rounds]
         self.notes += stands(self.replays, self.data, singles[0].loss, self.tolerance)
         large = self._large(singles[last], last)
         engine = attach(self.replays.model, None, self.groups, None, clip=Abadi(), thresholds=self._thresholds(singles))
@@ -190,7 +190,9 @@ class _Check:
         try:
             known = {**dict(enumerate(singles)), last: large}
             losses = sums.equal(
-                "the whole batch, its order shuffled, one loss a million times as large", order, [known.get(i) for i in order]
+                "the whole batch, its order shuffled, one loss a million times as large",
+                order,
+                [known.get(i) for i in order],
             )
             self._losses_as_attached(order, whole, losses)
             for what, times in ((ZEROED, 0.0), (ENLARGED, LARGE)):
@@ -252,7 +254,8 @@ class _Check:
         orders = [order]
         if script.ordered or script.differs_elsewhere or script.chance:  # what is drawn may say what is done
             orders += [list(everyone), [self.samples - 1, 0]]
-        return [keep_apart(self.replays, self.data, each, round_, own, self.tolerance) for each in orders][0]
+        whole, *_ = [keep_apart(self.replays, self.data, each, round_, own, self.tolerance) for each in orders]
+        return whole
 
     def _losses_as_attached(self, order: list[int], plain: list[float], attached: list[float]) -> None:
         """The attached model runs every sample alone: so the losses of all, not of those alone that were looked at, are known."""

@@ -168,9 +168,7 @@ class Draws(TorchDispatchMode):
         result = func(*args, **kwargs)
         shape = tuple(_first(result).shape)
         if not any(
-            (k.single.what, k.single.shape) == (_name(func), shape)
-            for k in self._kinds or ()
-            if k and k.axis is None
+            (k.single.what, k.single.shape) == (_name(func), shape) for k in self._kinds or () if k and k.axis is None
         ):
             return _constant(func, args, kwargs)
         if math.prod(shape) == 1:

@@ -84,9 +84,7 @@ class DrawsElsewhere:
             if kind is None or kind.axis is None or kind.single.what != name or kind.single.args is None:
                 return result
             samples = self._stand.samples if part is None else self._stand.samples[:1]  # one draw, whoever runs
-            return np.concatenate(
-                [self._of_sample(s, place, function, *kind.single.args) for s in samples], kind.axis
-            )
+            return np.concatenate([self._of_sample(s, place, function, *kind.single.args) for s in samples], kind.axis)
 
         return draw
 

@@ -151,8 +151,8 @@ class Replays:
         elsewhere = DrawsElsewhere(script and script.elsewhere, of_one, self.tape)
         state.reseed(_OWN + round_)
         before, own = state.positions, [g for g in state.generators if isinstance(g, torch.Generator)]
-        draws = Draws(script and script.torch, stand, self._devices, own, self.tape, self._drawn, like, script.single if
-        script else ())
+        kinds, single = (script.torch, script.single) if script else (None, ())
+        draws = Draws(kinds, stand, self._devices, own, self.tape, self._drawn, like, single)
         try:
             with _seeded(self._devices), elsewhere.held(), draws, self._told(draws, elsewhere):
                 yield Pass(draws, elsewhere)

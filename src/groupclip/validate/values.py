@@ -1,5 +1,4 @@
-"""Losses of samples in batches, by plain torch: each must be its loss alone, whichever other samples are there, and in any "
-"order."""
+"""Losses of samples in batches, by plain torch: each must be its loss alone, in any order and beside any others."""
 
 from __future__ import annotations
 
@@ -80,9 +79,8 @@ def stands(replays: Replays, data: Batch, own: float, tolerance: Tolerance) -> l
             continue
         if not tolerance.loss(here, own) or not (before is None or tolerance.loss(here, before, same=True)):
             raise PrivacyViolation(
-                f"{what}: the loss of another sample changes with it. An operation on the way mixes samples, if only a little, "
-                "or when "
-                "numbers are large"
+                f"{what}: the loss of another sample changes with it. An operation on the way mixes samples, if only a little, or "
+                "when numbers are large"
             )
         before = here
     return notes
