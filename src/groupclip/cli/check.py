@@ -11,7 +11,6 @@ from .arguments import arguments_at_fault, print_json
 from .options import told
 from .task import chosen, cross_entropy, task_options
 
-
 _BATCH = 8  # samples of the batch that they are held against
 
 

@@ -25,7 +25,7 @@ from torch import nn
 from ..attaching import attach
 from ..call import SLOW, VMAP
 from ..clipping import Abadi
-from ..errors import GroupClipError
+from ..errors import GroupClipError, PrivacyViolation
 from ..partition import Partition, partition
 from .coverage import Coverage, ParameterUse, slow, table
 from .memory import notes_on_memory

@@ -55,8 +55,8 @@ class Sums:
                 f"{what}: {found}, though their losses keep apart, and every sample runs alone. An operation on the way computes "
                 "something else for samples side by side than for one alone: a rule that isn't groupclip's own, or the vmap() of a "
                 "custom autograd.Function, that mixes samples or takes them for others. Mend that rule, or delete it (samples then "
-                "run one at a time), or freeze these parameters. Or the loss calls the model twice, with the samples in another order "
-                "the second time: keep one order"
+                "run one at a time), or freeze these parameters. Or the loss calls the model twice, with the samples in another "
+                "order the second time: keep one order"
             )
         self.right.append(what)
         return losses
