@@ -756,3 +756,61 @@ def test_an_engine_that_is_detached() -> None:
     with pytest.raises(GroupClipError, match=r"call groupclip\.attach again"):
         engine.backward(output_square(model, (x,)))
     assert exact(model, clipping(model), (x,))
+
+
+# ------------------------------------------------------------------ gradients inside the model
+
+
+class Forces(nn.Module):
+    """Returns an energy of each sample and its gradient by the sample: forces, a score, what a gradient penalty is of."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.net = way, small()
+
+    def energy(self, x: Tensor) -> Tensor:
+        return self.net(x).square().sum(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.way == "torch.func.grad":
+            found = torch.func.grad(lambda t: self.energy(t).sum())(x)
+        elif self.way == "torch.func.vjp":
+            energy, pull = torch.func.vjp(self.energy, x)
+            found = pull(torch.ones_like(energy))[0]
+        elif self.way == "of a hidden layer":
+            h = self.net[0](x)
+            found = torch.autograd.grad(self.net[2](h.tanh()).square().sum(), h, create_graph=True)[0][:, :3]
+        else:
+            x = x.detach().requires_grad_()
+            found = torch.autograd.grad(self.energy(x).sum(), x, create_graph=True)[0]
+        return found + self.energy(x)[:, None]
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("way", ["torch.func.grad", "torch.func.vjp"])
+@pytest.mark.parametrize("before", ["torch.autograd.grad", "of a hidden layer"])
+def test_gradients_inside_the_model(before: str, way: str, reduction: Any) -> None:
+    model, x = Forces(before), x64(B, 3)
+    engine = clipping(model, loss_reduction=reduction)
+    with pytest.raises(PrivacyViolation, match=r"torch\.func\.grad\(lambda x: energy\(x\)\.sum\(\)\)\(x\) in the place of"):
+        model(x)
+    model.way = way
+    engine.discard()
+    engine.backward(output_square(model, (x,)))
+    got = gradients(model)
+    groups, thresholds = members(engine.partition), dict(engine.thresholds)
+    engine.detach()
+    model.way = "torch.autograd.grad"
+    want = oracle.clipped_sum(model, output_square, (x,), groups, thresholds=thresholds).sums
+    assert all(bool(g.any()) for name, g in got.items() if name != "net.2.bias")
+    assert all(torch.allclose(g, want[name], rtol=1e-9, atol=1e-11) for name, g in got.items())
+
+
+def test_a_penalty_on_gradients_in_the_loss() -> None:
+    """By autograd it is refused; as an output of the model it is trained on."""
+    model, x = Forces("torch.func.grad"), x64(B, 3)
+    engine = clipping(model)
+    z = x.clone().requires_grad_()
+    with pytest.raises(PrivacyViolation, match=r"torch\.func\.grad|loss_reduction"):
+        torch.autograd.grad(model(z).sum(), z, create_graph=True)
+    assert exact(model, engine, (x,))

@@ -170,6 +170,28 @@ def test_an_error_in_the_forward_pass_leaves_nothing(error: type[BaseException],
         assert_nothing_is_left(model)
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("refused", ["outputs of other shapes", "an object", "dimension 0"])
+def test_outputs_that_are_refused_leave_nothing(refused: str, way: str) -> None:
+    def run(m: Any, x: Tensor) -> Any:
+        m.kept = m.first(x) * WAYS[way](x)
+        out = m.last(m.kept)
+        if not m.fails:
+            return out
+        if refused == "an object":
+            return Holder(out)
+        return out.expand(2, -1, -1) if refused == "dimension 0" else out[:, : 2 if WAYS[way](x) == 1.0 else 3].sum(0)
+
+    model = model_of(run, fails=True, kept=None)
+    engine = attached(model)
+    with pytest.raises(gc.UnsupportedOperation):
+        model(X)
+    assert_nothing_is_left(model)
+    model.fails = False
+    right = single_samples(copied(model), (X,))
+    assert differing(by_engine(engine, lambda: losses_of(model, (X,))), right) == []
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_an_error_in_a_function_of_the_samples_leaves_nothing(error: type[BaseException]) -> None:
     model = model_of(lambda m, x: m.last(m.first(x)))

@@ -101,7 +101,7 @@ class Alone:
                 slow += list(range(inputs.batch)) if rows is None else rows
                 _say_slow(self._model, error)
         done += self._one_by_one(function, inputs, sorted(slow), published, others=bool(done))
-        with natively():
+        with natively(), published.whole():
             outputs = joined([(part, out) for part, (out, _) in done], arrangement and arrangement.of(inputs))
             left = published.leave([(part, kept) for part, (_, kept) in done])
             if len(done) > 1:
@@ -120,12 +120,10 @@ class Alone:
                 with natively():
                     args, kwargs = inputs.of(part)
                 published.about_to_run()
-                try:
+                with published.whole():
                     outputs = function(*args, **kwargs)
-                except BaseException:
-                    published.give_back()
-                    raise
-            return part, self._took(part, outputs, published)
+            with published.whole():
+                return part, self._took(part, outputs, published)
 
     def _watched(self, part: Part) -> Any:
         own = self._own if self._following else None
@@ -144,14 +142,16 @@ class Alone:
             with self._tape.on(part), self._watched(part):
                 args, kwargs = inputs.of(part)
                 published.about_to_run()
-                try:
-                    outputs = function(*args, **kwargs)
-                except Exception as error:
-                    error.add_note(
-                        "(groupclip runs every sample by itself, as a batch of one: this came of one sample)"
-                    )
-                    raise
-                done.append((part, self._took(part, outputs, published)))
+                with published.whole():
+                    try:
+                        outputs = function(*args, **kwargs)
+                    except Exception as error:
+                        error.add_note(
+                            "(groupclip runs every sample by itself, as a batch of one: this came of one sample)"
+                        )
+                        raise
+                with published.whole():
+                    done.append((part, self._took(part, outputs, published)))
             published.compare()
         published.finish(len(rows) + others)
         return done

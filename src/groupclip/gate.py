@@ -27,7 +27,7 @@ from .guard import Slot
 from .norms import accumulation_dtype
 from .persample.base import PerSample
 from .persample.combine import combine
-from .tape import ELSEWHERE, Tape, in_backward
+from .tape import ELSEWHERE, INSIDE, Tape, in_backward
 from .together import Part, is_inside_a_transform, natively
 
 #: Autograd runs ready nodes by descending sequence number. A gate must go before everything below it, or the group
@@ -268,7 +268,7 @@ class _Use:
                 raise PrivacyViolation(
                     f"a gradient through group {gate.group.name!r} was asked for that isn't the training loss's own "
                     "(torch.autograd.grad, for adversarial examples or penalties): it would be clipped together with it. For "
-                    f"adversarial examples, {ELSEWHERE}. A penalty on gradients can't be clipped by sample: leave it out"
+                    f"adversarial examples, {ELSEWHERE}. A penalty on gradients is one of the model's outputs. {INSIDE}"
                 )
 
     def _run(self, saved: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,10 +17,10 @@ from torch import Tensor, nn
 
 from .batch import has_numbers, replaced, tensors_in
 from .errors import PrivacyViolation, UnsupportedOperation
-from .kept import MISSING, SAMPLES, Constant, Disagree, Kept, agreed, constant, is_unchanged, refill
+from .kept import SAMPLES, Constant, Disagree, Kept, agreed, constant, is_unchanged, refill
 from .operands import PRIVATE_TYPES
 from .outputs import Rows, joined, taken
-from .together import NATIVE, Part, is_side_by_side
+from .together import NATIVE, Part
 from .walk import modules_of, published_in
 
 
@@ -100,18 +102,17 @@ class Published:
                 found[module, name] = Constant(value)
         return found
 
-    def give_back(self) -> None:
-        """After a run under vmap that didn't end: modules hold nothing of its samples, which are in no level any more."""
-        kept = self._kept
-        assert kept is not None
-        for module, buffers in self._buffers:
-            module._buffers.update(buffers)
-        for module, name, value in list(kept.now()):
-            if isinstance(value, Tensor) and is_side_by_side(value):
-                before = kept.before(module, name)
-                module.__dict__[name] = None if before is MISSING else before
-            elif type(value) in (list, dict) and any(map(is_side_by_side, tensors_in(value))):
-                refill(value, kept.content(value))
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """After an error inside, modules hold what they held before the pass, and no samples of it."""
+        try:
+            yield
+        except BaseException:
+            for module, buffers in self._buffers:
+                module._buffers.update(buffers)
+            if self._kept is not None:
+                self._kept.put_back()
+            raise
 
     @staticmethod
     def _is_left(part: Part, value: Tensor, before: Tensor | None) -> bool:
@@ -170,8 +171,6 @@ class Published:
         return True
 
     def _refuse_left(self, module: nn.Module, name: str, what: str) -> None:
-        if self._kept is not None:
-            self._kept.put_back()
         raise UnsupportedOperation(
             f"the forward pass of some samples alone leaves {what.format(_name_of(self._model, module, name))}: the losses "
             "would get what the samples that ran last left. Return it from forward() instead, with something in "

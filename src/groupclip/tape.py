@@ -31,6 +31,12 @@ ELSEWHERE = (
     "another model of the same class, after twin.load_state_dict(model.state_dict())"
 )
 
+#: How a model takes gradients that the training loss depends on: forces, scores, penalties.
+INSIDE = (
+    "Inside the model's forward() torch.func.grad and torch.func.vjp are exact by sample: "
+    "torch.func.grad(lambda x: energy(x).sum())(x) in the place of torch.autograd.grad(energy(x).sum(), x, create_graph=True)[0]"
+)
+
 
 class Observer(Protocol):
     """Is told what happens to parameters in a pass: names and ways, never a value."""
@@ -213,11 +219,17 @@ class Tape:
         self.ran_in_parts = False
 
     def require_permission(self) -> None:
-        """Refuse a backward pass on a reduced loss, unless the reduction was declared.
+        """Refuse a backward pass inside the forward pass, and one on a reduced loss, unless the reduction was declared.
 
         Raises:
-            PrivacyViolation: the pass didn't come from ``engine.backward`` and ``loss_reduction`` is ``none``.
+            PrivacyViolation: the pass didn't come from ``engine.backward`` and ``loss_reduction`` is ``none``; or the model's
+                own forward pass asked for it.
         """
+        if self.part is not None:
+            raise PrivacyViolation(
+                "torch.autograd.grad (or backward) inside the model's forward pass goes through uses of its parameters, which "
+                f"are clipped in the backward pass of the losses only. {INSIDE}. If nothing is trained by it, {ELSEWHERE}"
+            )
         if self.permitted is None and self.loss_reduction == "none":
             raise PrivacyViolation(
                 "backward was called on a reduced loss, so how much each sample weighs in it isn't known; call "

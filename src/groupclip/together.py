@@ -100,11 +100,6 @@ def side_by_side(size: int) -> Iterator[int]:
         functorch._vmap_decrement_nesting()
 
 
-def is_side_by_side(x: Tensor) -> bool:
-    """Whether it is one sample's, with the others' beside it, of a level that may have ended."""
-    return functorch.is_batchedtensor(x)
-
-
 def is_inside_a_transform() -> bool:
     """Whether a transform of torch.func is under way."""
     return functorch.peek_interpreter_stack() is not None
