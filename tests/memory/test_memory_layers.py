@@ -155,7 +155,10 @@ def tried_out() -> dict[str, tuple[nn.Module, Any]]:
     x, lengths = torch.randn(B, B, 3), torch.tensor([2, 5, 1, 4])
     normed = nn.Sequential(nn.BatchNorm1d(B), nn.Linear(3, 3)).eval()
     return {
-        "positions as many as samples": (Calls(nn.Linear(3, 4), lambda layer, x, p: layer(x + p)), (x, torch.randn(B, 3))),
+        "positions as many as samples": (
+            Calls(nn.Linear(3, 4), lambda layer, x, p: layer(x + p)),
+            (x, torch.randn(B, 3)),
+        ),
         "a mask": (Calls(nn.Linear(3, 4), lambda layer, x, m: layer(x) * m[:, :, None]), (x, torch.ones(B, B))),
         "buffers, and two inputs": (Calls(normed, lambda layer, x, y: layer(x * y)), (x, torch.randn(B, B, 3))),
         "two dimensions of 1": (Calls(nn.Linear(3, 4), lambda layer, x: layer(x).unsqueeze(1)), x[:, 0]),
@@ -269,8 +272,11 @@ def test_numbers_that_the_program_makes_are_known() -> None:
     assert steps.tolist() == [4, 2, 1]
 
 
-def test_an_error_of_torch_is_not_blamed_on_the_model() -> None:
+def test_an_error_of_torch_is_not_blamed_on_the_model(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What looked for numbers is named as that; other errors come as they are, with a note."""
+    monkeypatch.setattr("groupclip.alone._said", set())  # it is said once in a process
 
     def looks(x: Tensor, out: Tensor) -> Tensor:
         return out * torch.histogram(x, 3).hist[0]  # no implementation without numbers
@@ -280,6 +286,10 @@ def test_an_error_of_torch_is_not_blamed_on_the_model() -> None:
     with pytest.raises(RuntimeError, match="same reduction dim") as caught:
         gc.plan(nn.Linear(3, 4), torch.randn(B, 7), groups=1, loss=squares)
     assert any("without numbers" in note for note in caught.value.__notes__)
+    for model, x in ((Asks(looks), torch.randn(B, T, 3)), (nn.Linear(3, 4), torch.randn(B, 7))):
+        with pytest.raises((UnsupportedOperation, RuntimeError)):
+            Sketched(model, x, squares).private(gc.partition(model, "all-layer"))
+    assert "one at a time" not in caplog.text  # it fails alone, too
 
 
 def test_softmax_over_clusters_is_planned_or_refused_as_training_does() -> None:
