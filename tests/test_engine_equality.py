@@ -97,7 +97,8 @@ def test_the_thresholds_clip_some_samples_and_not_others(name: str, style: str) 
 def test_every_use_of_a_parameter_equals_the_loop(name: str, style: str) -> None:
     for clip in ("automatic", "abadi"):
         assert disagreements(name, style, clip, [(6,), (1, 5)], torch.float64, 1e-10) == []
-    assert disagreements(name, style, "automatic", [(2, 4)], torch.float32, 1e-5) == []
+    # Factors are shortened by the room that Gram norms need in float32 (SECURITY.md), a little more where uses nearly cancel.
+    assert disagreements(name, style, "automatic", [(2, 4)], torch.float32, 2e-5) == []
 
 
 @pytest.mark.parametrize("method", [GRAM, INSTANTIATED])

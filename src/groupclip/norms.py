@@ -28,8 +28,8 @@ CANCELLATION = 3e-3
 _BLOCK = 1 << 20  # columns whose squares are summed in float32 before float64 takes over
 
 #: How far a product of the Gram form may be from the true one, in roundings, of n numbers each: the first, and sqrt(n) times
-#: the second. No proof: twice the most that a search found.
-_ROUNDINGS = (4.0, 0.5)
+#: the second. No proof: four times the most that a search found.
+_ROUNDINGS = (8.0, 1.0)
 
 
 def choose_method(positions: int, inputs: int, outputs: int) -> str:
