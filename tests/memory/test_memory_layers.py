@@ -155,7 +155,10 @@ def tried_out() -> dict[str, tuple[nn.Module, Any]]:
     x, lengths = torch.randn(B, B, 3), torch.tensor([2, 5, 1, 4])
     normed = nn.Sequential(nn.BatchNorm1d(B), nn.Linear(3, 3)).eval()
     return {
-        "positions as many as samples": (Calls(nn.Linear(3, 4), lambda layer, x, p: layer(x + p)), (x, torch.randn(B, 3))),
+        "positions as many as samples": (
+            Calls(nn.Linear(3, 4), lambda layer, x, p: layer(x + p)),
+            (x, torch.randn(B, 3)),
+        ),
         "a mask": (Calls(nn.Linear(3, 4), lambda layer, x, m: layer(x) * m[:, :, None]), (x, torch.ones(B, B))),
         "buffers, and two inputs": (Calls(normed, lambda layer, x, y: layer(x * y)), (x, torch.randn(B, B, 3))),
         "two dimensions of 1": (Calls(nn.Linear(3, 4), lambda layer, x: layer(x).unsqueeze(1)), x[:, 0]),
