@@ -68,6 +68,7 @@ class Alone:
         published.say_which_hooks_sleep()
         waiting: list[list[int] | None] = [None]  # samples that go together
         slow: list[int] = []
+        failed: tuple[str, str] | None = None  # where all at once did, and by what
         done: list[tuple[Part, Any]] = []
         while waiting:
             rows = waiting.pop()
@@ -99,8 +100,10 @@ class Alone:
                     raise
                 # The error of the model itself, if it is one, comes again from a sample alone.
                 slow += list(range(inputs.batch)) if rows is None else rows
-                _say_slow(self._model, error)
+                failed = failed or (_module_of(self._model, error), type(error).__name__)
         done += self._one_by_one(function, inputs, sorted(slow), published, others=bool(done))
+        if failed is not None:
+            _say_slow(*failed)
         with natively(), published.whole():
             outputs = joined([(part, out) for part, (out, _) in done], arrangement and arrangement.of(inputs))
             left = published.leave([(part, kept) for part, (_, kept) in done])
@@ -188,8 +191,8 @@ def _by_key(rows: list[int] | None, keys: list[Hashable]) -> list[list[int]]:
     return list(groups.values())
 
 
-def _say_slow(model: nn.Module, error: Exception) -> None:
-    """Say, once for each module, that its samples run one at a time. The text of the error may quote data: it isn't said."""
+def _module_of(model: nn.Module, error: Exception) -> str:
+    """The innermost module of the model in which the error was raised."""
     names = {id(module): name for name, module in model.named_modules()}
     where, trace = type(model).__name__, error.__traceback__
     while trace is not None:
@@ -197,10 +200,15 @@ def _say_slow(model: nn.Module, error: Exception) -> None:
         if name:
             where = f"{type(trace.tb_frame.f_locals['self']).__name__} ({name})"
         trace = trace.tb_next
+    return where
+
+
+def _say_slow(where: str, error: str) -> None:
+    """Say, once for each module, that its samples run one at a time. The text of the error may quote data: it isn't said."""
     if where not in _said:
         _said.add(where)
         _log.warning(
             "%s can't be run on all samples at once (%s in torch.vmap), so they are run one at a time: exact, and slow",
             where,
-            type(error).__name__,
+            error,
         )

@@ -272,8 +272,11 @@ def test_numbers_that_the_program_makes_are_known() -> None:
     assert steps.tolist() == [4, 2, 1]
 
 
-def test_an_error_of_torch_is_not_blamed_on_the_model() -> None:
+def test_an_error_of_torch_is_not_blamed_on_the_model(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What looked for numbers is named as that; other errors come as they are, with a note."""
+    monkeypatch.setattr("groupclip.alone._said", set())  # it is said once in a process
 
     def looks(x: Tensor, out: Tensor) -> Tensor:
         return out * torch.histogram(x, 3).hist[0]  # no implementation without numbers
@@ -283,6 +286,10 @@ def test_an_error_of_torch_is_not_blamed_on_the_model() -> None:
     with pytest.raises(RuntimeError, match="same reduction dim") as caught:
         gc.plan(nn.Linear(3, 4), torch.randn(B, 7), groups=1, loss=squares)
     assert any("without numbers" in note for note in caught.value.__notes__)
+    for model, x in ((Asks(looks), torch.randn(B, T, 3)), (nn.Linear(3, 4), torch.randn(B, 7))):
+        with pytest.raises((UnsupportedOperation, RuntimeError)):
+            Sketched(model, x, squares).private(gc.partition(model, "all-layer"))
+    assert "one at a time" not in caplog.text  # it fails alone, too
 
 
 def test_softmax_over_clusters_is_planned_or_refused_as_training_does() -> None:
