@@ -43,7 +43,7 @@ CLIPPING = (
     mutant(
         "one layer unclipped",
         "one sample moves a group by at most R_m",
-        "tests/test_engine_equality.py",
+        "tests/test_engine_equality.py::test_equals_the_loop_in_float64",
         (
             "gate.py",
             "grads.pop(slot).weighted_sum(factors)",
@@ -53,7 +53,7 @@ CLIPPING = (
     mutant(
         "the batch's mean clipped",
         "every sample's gradient is clipped, and not their mean",
-        "tests/test_engine_equality.py",
+        "tests/test_engine_equality.py::test_equals_the_loop_in_float64",
         (
             "gate.py",
             "factors = bounded_factors(clip, norms, threshold, lowest) * scale",
