@@ -66,7 +66,7 @@ def test_equals_the_loop_in_float64(name: str, style: str, clip: str) -> None:
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize(("name", "style"), CORE_STYLES)
 def test_equals_the_loop_in_float32(name: str, style: str) -> None:
-    """Every clip function; to 1e-5 of R. One split that has micro-batches of every kind will do."""
+    """Every clip function; to 2e-5 of R. One split that has micro-batches of every kind will do."""
     for clip in oracle.CLIP:
         assert disagreements(name, style, clip, [(1, 0, 5)], torch.float32, 2e-5) == []
 
@@ -77,7 +77,7 @@ def test_equals_the_loop_in_float32(name: str, style: str) -> None:
 def test_both_norm_methods_equal_the_loop(name: str, style: str, method: str) -> None:
     for clip in ("automatic", "abadi"):
         assert disagreements(name, style, clip, [(2, 4)], torch.float64, 1e-10, method) == []
-    assert disagreements(name, style, "automatic", [(6,)], torch.float32, 1e-5, method) == []
+    assert disagreements(name, style, "automatic", [(6,)], torch.float32, 2e-5, method) == []
 
 
 @pytest.mark.parametrize(("name", "style"), CORE_STYLES)
@@ -145,7 +145,7 @@ def test_the_whole_product(name: str, clip: str) -> None:
         splits = SPLITS if name not in NO_EMPTY_BATCH else SPLITS[:3]
         for method in ("", GRAM, INSTANTIATED):
             assert disagreements(name, style, clip, splits, torch.float64, 1e-10, method) == [], (style, method)
-            assert disagreements(name, style, clip, splits, torch.float32, 1e-5, method) == [], (style, method)
+            assert disagreements(name, style, clip, splits, torch.float32, 2e-5, method) == [], (style, method)
 
 
 def _has_two_layers(name: str) -> bool:
