@@ -149,6 +149,7 @@ def test_a_norm_of_zero_has_the_factor_zero(name: str) -> None:
 @settings(max_examples=200)
 @given(st.sampled_from(NAMES), st.floats(0.0, 2.0**512), st.floats(0.0, 2.0**500), st.sampled_from(DTYPES[:2]))
 @example("flat-normalised", 1e-25, 1e-19, torch.float32)
+@example("flat-normalised", 1.171432456864447e-162, 2.0**490, torch.float64)
 def test_what_norms_may_lack_is_counted(name: str, norm: float, room: float, dtype: torch.dtype) -> None:
     """Whatever lies between the norm and the norm with its room stays below the threshold."""
     norms = torch.tensor([norm], dtype=dtype)

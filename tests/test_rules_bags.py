@@ -80,11 +80,9 @@ def test_bags_of_unequal_length(mode: str, padding: int | None, last: bool, weig
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_bags_that_are_alike_go_by_a_rule(mode: str) -> None:
-    """Samples whose bags begin at the same places run together; those of other lengths in parts of their own."""
-    alike = (ids(5, 6, 5), torch.full((6,), 3), randn(6, 5))
-    assert slow_operations(Ragged(mode, 1, False, False), alike) == set()
-    assert slow_operations(Ragged(mode, 1, False, False), (ids(5, 6, 5), LENGTHS, randn(6, 5))) == {"embedding_bag"}
+def test_unequal_bags_by_a_rule(mode: str) -> None:
+    batch = (ids(5, 6, 5), LENGTHS, randn(6, 5))
+    assert slow_operations(Ragged(mode, 1, False, False), batch) == set()
 
 
 class Calls(nn.Module):

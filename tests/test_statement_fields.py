@@ -111,7 +111,7 @@ LOOKS = {
 }
 #: What else of an engine is public. None of it tells of samples without noise.
 SAFE = {
-    "backward", "detach", "discard", "epsilon", "forward_on", "load_state_dict", "noise_std", "noise_stds", "record",
+    "backward", "detach", "discard", "epsilon", "forward_on", "load_state_dict", "noise_std", "noise_stds", "per_sample", "record",
     "state_dict", "statement",
     "clip", "ledger", "mechanism", "model", "noise", "optimizer", "partition", "thresholds",
 }  # fmt: skip

@@ -77,11 +77,11 @@ class Alone:
             try:
                 done.append(self._together(function, inputs, rows, published))
             except Differ as differ:
-                for group in _by_key(rows, differ.keys):
-                    if len(group) > 1:
-                        waiting.append(group)
-                    else:
-                        slow += group
+                groups = _by_key(rows, differ.keys)
+                if differ.outside or len(groups) == 1:
+                    slow += [row for group in groups for row in group]
+                else:
+                    waiting += groups
             except NeedsOwn as needs:
                 published.refuse_if_held(needs.written)
                 if not self._following:

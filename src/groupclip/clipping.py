@@ -128,5 +128,7 @@ def shortened(factors: Tensor, norms: Tensor, room: Tensor | float) -> Tensor:
         room: by how much norms may be too small, ``[B]`` or for all: what rounding and underflow may have taken off.
     """
     longest = norms * (1 + _LAST) + room
-    held = factors * torch.nan_to_num(norms / longest, nan=0.0)
+    tiny = torch.finfo(norms.dtype).tiny
+    share = torch.nn.functional.threshold(torch.nan_to_num(norms / longest, nan=0.0), tiny, 0.0)  # less hasn't all its bits
+    held = factors * share
     return torch.nn.functional.threshold(held, torch.finfo(held.dtype).tiny, 0.0)

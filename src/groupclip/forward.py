@@ -20,6 +20,7 @@ from .inputs import Inputs, Roles
 from .kept import Kept
 from .outputs import NoRows
 from .sequences import Sequences
+from .stance import as_written
 from .tape import Tape, in_backward, refuse_reentry
 
 
@@ -88,10 +89,7 @@ class Forward:
         self._alone.knows_as(other._alone)
 
     def _run(self, function: Callable[..., Any], inputs: Inputs, arrangement: Arrangement | None = None) -> Any:
-        if "torch._dynamo" not in sys.modules:
-            return self._alone.run(function, inputs, arrangement)
-        # What was compiled, the model or parts of it, runs as it was written: compilers don't know samples side by side.
-        with torch.compiler.set_stance("force_eager"):
+        with as_written():
             return self._alone.run(function, inputs, arrangement)
 
     def _probe(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -149,7 +147,7 @@ class Entrance:
 
     def _called(self) -> nn.Module:
         """The module whose call this is: replicas and shallow copies carry all that the model does, this too."""
-        frame = sys._getframe(2)
+        frame = None if torch.compiler.is_compiling() else sys._getframe(2)  # compilers know of no frames
         while frame is not None:
             if frame.f_code is _CALL:
                 module = frame.f_locals["self"]

@@ -29,11 +29,12 @@ class Differ(Exception):
 
     Args:
         keys: one for each of them: those with the same key may go on together.
+        outside: what comes isn't seen by vmap: each must go on by itself, without it.
     """
 
-    def __init__(self, keys: list[Hashable]) -> None:
+    def __init__(self, keys: list[Hashable], *, outside: bool = False) -> None:
         super().__init__("samples take different paths")
-        self.keys = keys
+        self.keys, self.outside = keys, outside
 
 
 class NeedsOwn(Exception):
@@ -231,7 +232,7 @@ def _read_all(part: Part, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _by_itself(part: Part, func: Any, args: Any, kwargs: Any) -> Any:
     """What leaves torch (NumPy) isn't followed: every sample goes on by itself."""
-    raise Differ(list(range(part.size)))
+    raise Differ(list(range(part.size)), outside=True)
 
 
 # ------------------------------------------------------------------ attention
@@ -277,6 +278,8 @@ SPECIAL: dict[Any, Run] = {
         (Tensor.__bool__, Tensor.item, Tensor.__int__, Tensor.__float__, Tensor.__index__, Tensor.__complex__, Tensor.is_nonzero,
          torch.is_nonzero), _read_number),
     **dict.fromkeys((Tensor.tolist, Tensor.__repr__), _read_all),
-    **dict.fromkeys((Tensor.numpy, Tensor.__array__, Tensor.data_ptr, Tensor.untyped_storage), _by_itself),
+    **dict.fromkeys(
+        (Tensor.numpy, Tensor.__array__, Tensor.register_hook, Tensor.retain_grad, Tensor.data_ptr, Tensor.untyped_storage),
+        _by_itself),
     F.scaled_dot_product_attention: _sdpa,
 }  # fmt: skip

@@ -7,7 +7,7 @@ import functools
 import torch
 
 from . import private
-from .forward import Entrance, Forward
+from .forward import Forward
 from .operands import send_uses_to
 from .step import PrivateStep
 
@@ -22,6 +22,4 @@ def keep_uncompiled() -> None:
     kept = [(Forward, "record"), (PrivateStep, "before"), (PrivateStep, "after")]
     for owner, name in kept:
         setattr(owner, name, torch.compiler.disable(getattr(owner, name)))
-    inwards = torch.compiler.disable(Entrance.__call__, recursive=False)  # what it calls in evaluation is the model
-    setattr(Entrance, "__call__", inwards)  # noqa: B010
     send_uses_to(private.dispatch, torch.compiler.disable(private.dispatch))
