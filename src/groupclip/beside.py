@@ -41,8 +41,7 @@ def use_beside(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: Mapping[str
         raise PrivacyViolation(
             "a parameter is used beside the model's forward pass, where its gradients are told apart by the losses of single "
             "samples, and loss.backward() has one loss only: attach with loss_reduction='none' and call "
-            "engine.backward(losses), or "
-            "compute it inside the model"
+            "engine.backward(losses), or compute it inside the model"
         )
     own: dict[int, Tensor] = {}
     with natively():  # gates are no part of a transform that the user's code is in
@@ -64,8 +63,8 @@ def use_beside(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: Mapping[str
         _said.add(name)
         _log.warning(
             "%s uses a parameter beside the model's forward pass: its gradients are computed one sample's loss at a time, "
-            "exact and "
-            "slow. Do it inside the model's forward, or in a function of the samples alone: engine.per_sample(function, inputs)",
+            "exact and slow. Do it inside the model's forward, or in a function of the samples alone: "
+            "engine.per_sample(function, inputs)",
             name,
         )
     args, kwargs = replaced((args, dict(kwargs)), lambda v: own.get(id(v), v))
@@ -118,9 +117,8 @@ def settled(tape: Tape, losses: Tensor) -> Tensor:
         if not stacked.is_meta and not bool(torch.isfinite(stacked).all()):
             raise PrivacyViolation(
                 f"the gradient of {slot.name!r} isn't finite where it was used beside the model's forward pass, and there one "
-                "sample "
-                "may make those of others so: its presence would silence them. Compute it inside the model's forward, or in a "
-                "function of the samples alone: engine.per_sample(function, inputs)"
+                "sample may make those of others so: its presence would silence them. Compute it inside the model's forward, "
+                "or in a function of the samples alone: engine.per_sample(function, inputs)"
             )
         targets.append([Target(slot, gate, lambda samples: samples)])
         grads.append(stacked)

@@ -71,8 +71,7 @@ class Forward:
         if len(lengths) != 1:
             raise ValueError(
                 f"per_sample takes tensors whose dimension 0 is the sample, all of one length, and got lengths {lengths}: what "
-                "isn't of "
-                "the samples belongs into the function itself"
+                "isn't of the samples belongs into the function itself"
             )
         Sequences().check(args, {}, lengths[0], None)
         check_caller(self._model)
@@ -117,8 +116,8 @@ def _undone(model: nn.Module) -> Iterator[None]:
         if param._version != version:
             raise UnsupportedOperation(
                 f"the forward pass changes the weight {name!r}, and it takes more than one tensor, so which of them hold "
-                "samples can't "
-                "be tried out without changing it more than once. Change the weight outside of forward(), after optimizer.step()"
+                "samples can't be tried out without changing it more than once. Change the weight outside of forward(), "
+                "after optimizer.step()"
             )
 
 

@@ -91,8 +91,7 @@ class Ledger:
                 f"whole batch of those it drew, in turn; and epsilon holds for {self.mechanism.sampling} batches alone: shuffled "
                 "ones, of a fixed size, or chosen by what is in them protect less. Draw them by groupclip.logical_batches(dataset, "
                 "mechanism), and take one step on each, also on an empty one. If they were drawn as the plan says, and you answer "
-                "for that, pass "
-                "sampling_vouched_by_user=True"
+                "for that, pass sampling_vouched_by_user=True"
             )
         return self.mechanism.spent(delta=delta, steps=self.steps)
 

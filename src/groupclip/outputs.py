@@ -60,8 +60,7 @@ def _refuse_hidden(part: Part, value: Any) -> None:
             raise UnsupportedOperation(
                 f"the model returns an object of {type(value).__name__} that holds tensors of the samples, and only tuples, lists, "
                 "mappings and dataclasses of tensors can be put together to a batch: return its tensors and make it behind the "
-                "call, "
-                "or compute the losses in a function of the samples alone: engine.per_sample(function, inputs)"
+                "call, or compute the losses in a function of the samples alone: engine.per_sample(function, inputs)"
             )
 
 
@@ -126,8 +125,7 @@ def _alike(outputs: list[Any]) -> bool:
     if any(kind != kinds[0] for kind in kinds):
         raise UnsupportedOperation(
             "the model's output isn't of the same kind for all samples, so that of a batch can't be made: return one tensor "
-            "for every "
-            "sample, or compute the losses in a function of the samples alone: engine.per_sample(function, inputs)"
+            "for every sample, or compute the losses in a function of the samples alone: engine.per_sample(function, inputs)"
         )
     return True
 
@@ -153,9 +151,8 @@ def _joined_rows(parts: list[tuple[Part, Any]], found: Sequence[Any], n: int) ->
     if len(shapes) > 1:
         raise UnsupportedOperation(
             f"output {n} has another shape for one sample than for another ({', '.join(map(str, sorted(shapes)))}): each "
-            "sample runs "
-            "by itself, as a batch of one. Pad to a length that doesn't depend on the batch (pad_packed_sequence takes "
-            "total_length), "
+            "sample runs by itself, as a batch of one. Pad to a length that doesn't depend on the batch (pad_packed_sequence "
+            "takes total_length), "
             "or compute the losses in a function of the samples alone: engine.per_sample(function, inputs)"
         )
     if len(rows) == 1:
@@ -195,9 +192,8 @@ def _merged(rows: Rows, n: int, dim: int) -> Tensor:
     if x.shape[1 + dim] != 1:
         raise NoRows(
             f"output {n} has shape {tuple(rows.shape)} for one sample (a batch of one), so dimension 0 isn't the sample: it "
-            "can't be "
-            "told how the rows of a batch would lie. Return tensors with the sample in dimension 0 (x.transpose(0, 1), "
-            "x.unflatten(0, (batch, -1))), or compute the losses in a function of the samples alone: "
+            "can't be told how the rows of a batch would lie. Return tensors with the sample in dimension 0 (x.transpose(0, "
+            "1), x.unflatten(0, (batch, -1))), or compute the losses in a function of the samples alone: "
             "engine.per_sample(function, inputs)"
         )
     return x.flatten(0, 1) if dim == 0 else x.squeeze(1 + dim).movedim(0, dim)

@@ -49,8 +49,7 @@ class Published:
                 _said.add(kind)
                 _log.warning(
                     "a backward hook on a %s doesn't run while samples run side by side: they have no gradient of the batch in "
-                    "common. "
-                    "Hooks on parameters do run, and see sums of clipped gradients",
+                    "common. Hooks on parameters do run, and see sums of clipped gradients",
                     kind,
                 )
 
@@ -192,8 +191,7 @@ class Published:
                 name = next(n for n, t in published_in(self._model) if t is tensor)
                 raise UnsupportedOperation(
                     f"the forward pass changes {name!r}, and samples of this batch take different paths through the model, so "
-                    "it would "
-                    "be changed more than once. Change it outside of forward(), after optimizer.step()"
+                    "it would be changed more than once. Change it outside of forward(), after optimizer.step()"
                 )
 
     def watch_closely(self) -> None:

@@ -86,8 +86,8 @@ def bound(
         )
     click.echo(
         "\nbound: what the proof gives at this T, with the best r; T -> inf: its limit. last line, printed: the paper's own\n"
-        "asymptotes, which don't follow. "
-        f"At the start the norm is at most {setting.trivial:.4g}: a bound above that says nothing."
+        f"asymptotes, which don't follow. At the start the norm is at most {setting.trivial:.4g}: a bound above that says "
+        "nothing."
     )
 
 

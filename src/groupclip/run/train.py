@@ -272,8 +272,7 @@ def _refuse_changes(folder: RunFolder, saved: Mapping[str, Any], asked: Mapping[
         if saved.get(key) != value:
             raise ConfigError(
                 f"{key}={value!r} differs from the run to be resumed, which has {saved.get(key)!r}: leave "
-                "the setting out, "
-                "or start another run"
+                "the setting out, or start another run"
             )
 
 
