@@ -205,7 +205,7 @@ class Engine:
         Args:
             function: is written for a batch, and given batches of one sample. It may call the model, parts of it, and anything
                 else; a loss that it reduces to one number comes out as one loss for each sample. No sample is in sight of another,
-                whatever it does.
+                whatever it does with its arguments; what it closes over is seen by all samples, and must be of none.
             samples: tensors ``[B, ..]``, or containers of them: dimension 0 is the sample in all of them.
 
         Returns:
