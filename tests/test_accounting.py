@@ -196,6 +196,7 @@ def test_dropped_orders_are_not_logged(caplog):
 @settings(max_examples=25, deadline=None)
 @example(q=1e-4, sigma=5.0, steps=1, delta=1e-9)
 @example(q=1e-4, sigma=0.5, steps=8, delta=4.2e-4)  # epsilon is 0
+@example(q=0.9375, sigma=0.400390625, steps=179, delta=1e-9)  # PLD's own figure overflows
 @given(q=st.floats(1e-4, 1.0), sigma=st.floats(0.4, 20.0), steps=st.integers(1, 300), delta=st.floats(1e-9, 1e-3))
 def test_bounds_order_property(q, sigma, steps, delta):
     found = bounds(q, sigma, steps, delta)
