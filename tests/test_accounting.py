@@ -196,12 +196,13 @@ def test_dropped_orders_are_not_logged(caplog):
 @settings(max_examples=25, deadline=None)
 @example(q=1e-4, sigma=5.0, steps=1, delta=1e-9)
 @example(q=1e-4, sigma=0.5, steps=8, delta=4.2e-4)  # epsilon is 0
-@example(q=0.9375, sigma=0.400390625, steps=179, delta=1e-9)  # PLD's own figure overflows
+@example(q=0.9375, sigma=0.400390625, steps=179, delta=1e-9)  # epsilon is 752
 @given(q=st.floats(1e-4, 1.0), sigma=st.floats(0.4, 20.0), steps=st.integers(1, 300), delta=st.floats(1e-9, 1e-3))
 def test_bounds_order_property(q, sigma, steps, delta):
     found = bounds(q, sigma, steps, delta)
     assert found.value is not None
-    assert 0 <= found.value <= min(found.rdp, found.pld)
+    # PLD has no figure where its own overflows
+    assert 0 <= found.value <= min(bound for bound in (found.rdp, found.pld) if bound is not None)
     # what is reported at epsilon can't be more than the delta that epsilon was asked for, up to the grids: they are told apart
     # where epsilon itself is as small as a grid's step (q = 1e-4, sigma = 5, one step: epsilon = 1.07e-4)
     share = deltas(q, sigma, steps, found.value + 1e-5).value

@@ -208,6 +208,8 @@ def _pld_epsilon(step: Step, steps: int, delta: float, grid: float) -> float | N
     rounding = _FFT_ROUNDING * steps
     if delta <= 2 * rounding:
         return None
+    import numpy as np  # here: it takes a while, and help needs none of it
+
     with np.errstate(over="ignore"):  # an infinite quotient is an infinite epsilon, and RDP's is taken
         epsilon = float(_composed(step, steps, grid).get_epsilon_for_delta(delta - rounding))
     return epsilon if math.isfinite(epsilon) and epsilon >= 0 else None
