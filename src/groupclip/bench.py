@@ -87,7 +87,7 @@ def one_pass(model: nn.Module, losses: Callable[[], Tensor], groups: Partition |
     """A forward and backward pass: of plain training (None), or with gradients clipped in groups.
 
     Args:
-        losses: makes the forward pass, ``[B]``. It is made once here, so that lessons and caches aren't timed.
+        losses: makes the forward pass, ``[B]``. It is made once here, so that what is tried out once, and caches, aren't timed.
     """
     engine = None if groups is None else attach(model, None, groups, None)
 

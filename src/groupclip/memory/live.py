@@ -64,7 +64,7 @@ class Live(TorchDispatchMode):
 
 
 def watch(run: Callable[[], object], before: Iterable[Tensor]) -> Live:
-    """Run once to warm up (lazy initialisation, the lesson on layouts), clear gradients, and run again watched."""
+    """Run once to warm up (lazy initialisation, what is tried out once), clear gradients, and run again watched."""
     before = list(before)
     run()
     for tensor in before:

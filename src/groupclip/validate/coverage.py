@@ -15,7 +15,7 @@ class ParameterUse:
     Attributes:
         parameter, group: their names.
         operations: the operations that use it, each with the way in which its samples are kept apart: ``rule`` (closed
-            form), ``vmap`` (the one operation sample by sample: exact, slower), ``derived`` (on parameters alone, followed
+            form), ``vmap`` (the parameter expanded for each sample: exact, slower), ``derived`` (on parameters alone, followed
             until it meets the batch), ``one by one`` (exact, slow). Empty: not used in the passes that were made.
         norm: how its per-sample norms are computed; empty if no gradient reached it.
     """
