@@ -302,6 +302,12 @@ def test_ctrl_c_is_the_main_processs_to_answer(tmp_path):
         os.kill(int(process.stdout), 0)
 
 
+@pytest.mark.parametrize(("error", "said"), [(EOFError(), ""), (ConnectionResetError(), ""), (ValueError("odd"), "odd")])
+def test_a_main_process_that_leaves_while_it_fetches_is_no_error_of_the_worker(error, said, capsys):
+    workers._main_process_left(type(error), error, None)
+    assert said in (printed := capsys.readouterr().err) and bool(said) == bool(printed)
+
+
 @pytest.mark.slow
 def test_a_script_without_its_guard_is_told_so(tmp_path):
     script = tmp_path / "script.py"

@@ -20,6 +20,7 @@ import warnings
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
@@ -223,8 +224,19 @@ class _Beginning:
     def __call__(self, worker: int) -> None:
         torch.set_default_dtype(self.dtype)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        sys.excepthook = _main_process_left
         if sys.platform != "win32":
             os.setsid()
+
+
+def _main_process_left(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Prints what nobody caught, but not that the main process was interrupted while it fetched a tensor.
+
+    The thread of :mod:`multiprocessing` that hands memory over prints such a connection, cut off, through ``sys.excepthook``: after
+    Ctrl-C a user would read a second traceback, about nothing that went wrong.
+    """
+    if not isinstance(error, (EOFError, ConnectionError)):
+        sys.__excepthook__(kind, error, trace)
 
 
 def _as_it_is(result: Any) -> Any:
