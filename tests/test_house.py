@@ -1,0 +1,60 @@
+"""The files that a repository is judged by before its code: licence, citation, changelog, facts of the package."""
+
+import hashlib
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+yaml = pytest.importorskip("yaml")
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+CITATION = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+# of https://www.apache.org/licenses/LICENSE-2.0.txt
+APACHE_2 = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"
+
+
+def importers(package: str) -> set[str]:
+    """Names of the source files that import ``package``."""
+    pattern = re.compile(rf"^\s*(?:import|from) {package}\b", re.M)
+    return {path.name for path in (ROOT / "src").rglob("*.py") if pattern.search(path.read_text(encoding="utf-8"))}
+
+
+def test_the_licence_is_apache_2_in_full_and_the_package_names_it():
+    assert hashlib.sha256((ROOT / "LICENSE").read_bytes()).hexdigest() == APACHE_2
+    assert PROJECT["license"] == CITATION["license"] == "Apache-2.0"
+    assert PROJECT["license-files"] == ["LICENSE"]
+    assert "Apache-2.0" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_citation_names_the_paper_as_the_readme_does():
+    paper = CITATION["preferred-citation"]
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"({paper['url']})" in page
+    assert paper["title"] in " ".join(page.split())
+    assert paper["url"].removeprefix("https://arxiv.org/abs/") in paper["journal"]
+    names = [author["family-names"] for author in paper["authors"]]
+    assert f"{', '.join(names[:-1])} and {names[-1]}" in " ".join(page.split())
+    assert paper["year"] == 2023
+    assert CITATION["cff-version"] == "1.2.0"
+    assert CITATION["version"] == PROJECT["version"]
+
+
+def test_the_changelog_has_a_section_for_the_version():
+    """What isn't released yet says which version it becomes."""
+    page = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    released = re.findall(r"^## \[(\d[^]]*)\]", page, re.M)
+    assert f"becomes {PROJECT['version']}." in page or PROJECT["version"] in released
+    assert set(re.findall(r"^### (\w+)$", page, re.M)) <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+
+
+def test_one_file_imports_dp_accounting_and_pyproject_names_it():
+    assert importers("dp_accounting") == {"accounting.py"}
+    assert "accounting.py alone imports it" in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+
+
+def test_twin_imports_are_found():
+    assert "ledger.py" not in importers("torch")
+    assert len(importers("torch")) > 20
