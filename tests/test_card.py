@@ -58,7 +58,7 @@ def test_the_first_paragraph_says_who_is_protected_less():
         "A small ViT. The guarantee is about one sample; a person with several samples in the data is protected less."
     )
     users = record(mechanism=dataclasses.replace(PLAN, unit="user"))
-    assert "a person who stands behind several users is protected less" in first_paragraph(model_card(users))
+    assert "a person who appears as several users is protected less" in first_paragraph(model_card(users))
     assert first_paragraph(model_card(record(secure_noise=False))).startswith("NOT PRIVATE: no epsilon is claimed")
     # and so does that of the statement, which is read alone too
     assert "a person with several samples in the data is protected less" in record().text().split("\n\n")[0]
@@ -71,7 +71,7 @@ def test_date_and_schemas_are_told_and_who_is_responsible_is_to_be_filled_in():
     assert "- Responsible: ______________________________ (to fill in: name, and how to reach them)" in lines
     assert f"- Schema: {FORMAT}; of the record privacy.json: {SCHEMA}" in lines
     assert record().to_dict()["schema"] == SCHEMA
-    assert "To fill in: for what and whom it is meant" in "\n".join(lines)
+    assert "To fill in: what the model is meant for, for whom, and what it isn't meant for" in "\n".join(lines)
 
 
 def test_what_is_filled_in_stands_there():

@@ -81,8 +81,8 @@ def test_a_later_statement_tells_what_was_spent_before(way: str, other: bool, ca
     assert [(e.steps, e.epsilon(DELTA), e.changed) for e in record.earlier] == [(2, spent, False)]
     assert record.together == (own + spent, 2 * DELTA)
     words = second.statement(delta=DELTA)
-    assert "OF THESE 3 STEPS ALONE" in words and "had been trained before, by 2 steps" in words
-    assert "and not what was spent on them before" in words and "at delta = 2e-05" in words
+    assert "THIS IS THE COST OF THESE 3 STEPS ALONE" in words and "had been trained before, by 2 steps" in words
+    assert "and not what was spent on the weights before" in words and "at delta = 2e-05" in words
     assert "| spent on these weights before | 2 steps, epsilon" in model_card(record)
     assert record.to_dict()["earlier_trainings"][0]["epsilon"] == spent
 
@@ -123,7 +123,7 @@ def test_weights_that_were_given_other_values_since(how: str) -> None:
     _, _, second = attached(first.model)
     record = second.record(delta=DELTA)
     assert [(e.steps, e.changed) for e in record.earlier] == [(2, True)]
-    assert "Where other values were given that know nothing of the data" in private_words(second)
+    assert "Steps before new values don't count if those values know nothing of the data" in private_words(second)
 
 
 def private_words(engine: gc.Engine) -> str:
@@ -213,7 +213,7 @@ def test_the_memory_keeps_no_model_alive() -> None:
 
 def test_every_statement_says_that_checkpoints_are_unknown() -> None:
     logging.getLogger("groupclip")
-    assert "doesn't know where the weights were from" in private(ENTRY.model(), 1).statement(delta=DELTA)
+    assert "doesn't know where the weights came from" in private(ENTRY.model(), 1).statement(delta=DELTA)
 
 
 @pytest.mark.parametrize("message", ["engine", "thresholds", "partition"])

@@ -94,7 +94,7 @@ def test_thresholds_that_move():
     record = engine.record(delta=1e-5, sampling_vouched_by_user=True)
     assert record.realised_noise_multiplier == pytest.approx(sigma, rel=1e-9)
     assert list(record.other_releases) == [RELEASE]
-    assert f"Released as well in every step, and paid for in the same figure: {RELEASE}" in record.text()
+    assert f"Every step also released the following, paid for in the same figure: {RELEASE}" in record.text()
     assert record.spent == PLAN.spent(delta=1e-5, steps=30)  # the price is in the plan
     engine.detach()
 

@@ -105,7 +105,7 @@ def test_noise_that_is_not_groupclips_is_named() -> None:
     after[2].load_state_dict(state)
     for engine in (before[2], after[2]):
         text = engine.statement(delta=1e-5, sampling_vouched_by_user=True)
-        assert "added by Own, which isn't groupclip's" in text and "AES" not in text
+        assert "added by Own, which isn't part of groupclip" in text and "AES" not in text
     assert "AES-256" in attached()[2].statement(delta=1e-5)  # the twin
 
 

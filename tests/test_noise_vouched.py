@@ -63,7 +63,7 @@ def test_a_subclass_is_not_groupclips_noise() -> None:
     run = attached(Silent())
     steps(*run, 1)
     record = run[2].record(delta=1e-5)
-    assert record.to_dict()["noise_source"] == "Silent" and "added by Silent, which isn't groupclip's" in record.text()
+    assert record.to_dict()["noise_source"] == "Silent" and "added by Silent, which isn't part of groupclip" in record.text()
 
 
 def test_the_ledger_knows_of_a_seed_too() -> None:

@@ -274,7 +274,7 @@ def test_a_run_whose_sampler_was_replaced_has_an_epsilon_on_somebodys_word_only(
     assert record.to_dict()["sampling_used"] == {"groupclip": 5, "user": 1}
     for told in (record.text(), gc.statement.model_card(record)):
         assert "in 1 of 6 steps groupclip didn't draw the batch, or it wasn't taken whole and in turn" in told
-        assert "and nobody vouches for it that the sampling was Poisson" in told
+        assert "and nobody vouches that the sampling was Poisson" in told
     vouched = engine.record(delta=1e-5, sampling_vouched_by_user=True)
     assert vouched.spent == plan().spent(delta=1e-5) and engine.epsilon(delta=1e-5, sampling_vouched_by_user=True) > 0
     for told in (vouched.text(), gc.statement.model_card(vouched)):

@@ -93,7 +93,7 @@ def test_names_and_words_are_escaped():
         "0.8",
         "16",
         "10",
-        "Noise multiplier 1.5",
+        "The noise multiplier is 1.5",
         "0.015",
         "0.025",
         "3.11",
@@ -115,7 +115,7 @@ def test_a_run_that_never_evaluated_says_so():
 def test_lost_steps_are_told():
     assert "were lost" not in page()
     html = html_report(report(lost=((2, 4), (6, 6)), updates=4))
-    assert "the updates of steps 2 to 4, 6 were lost, but they are charged" in html
+    assert "The updates of steps 2 to 4, 6 were lost, but these steps are charged" in html
     assert "The weights took 4 updates" in html
 
 
@@ -169,7 +169,7 @@ def test_no_two_groups_have_one_colour():
 def test_of_more_groups_than_colours_those_that_stand_out_most_are_drawn():
     html = html_report(many(14, lambda i: 1.5 + i))
     assert curves(figures(html)[2]) == set(COLOURS)
-    assert f"The {len(COLOURS)} of 14 groups that stand out most are drawn." in html
+    assert f"The figure shows the {len(COLOURS)} of 14 groups that stand out most." in html
 
 
 @pytest.mark.parametrize(("loud", "told"), [(0, "every group"), (1, "the other 3 groups"), (3, "the other group"), (4, "")])
@@ -178,7 +178,7 @@ def test_a_norm_of_noise_alone_is_not_drawn(loud, told):
     drawn = figures(html)[2:]
     assert len(drawn) == (loud > 0)
     assert all(len(curves(figure)) == loud for figure in drawn)
-    assert (f"The noisy gradient of {told} is about as large as its noise alone" in html) == bool(told)
+    assert (f"The noisy gradient of {told} is about as large as the noise alone" in html) == bool(told)
     assert ("is about as large" in html) == bool(told)
 
 

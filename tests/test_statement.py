@@ -56,10 +56,11 @@ def test_every_fact_is_told():
         "250 of 250 planned steps were taken",
         "independently with probability q = 0.02. groupclip drew every batch in that way.",
         "AES-256 in counter mode",
-        "By the PLD accountant of dp-accounting 0.6",
+        "The PLD accountant of dp-accounting 0.6",
         "the smaller is stated",
-        "The final weights, the weights after every step, and every noisy gradient",
+        "The figure covers the final weights, the weights after every step, and every noisy gradient",
         "Tuning is not accounted",
+        "Figures that were measured on the training data, such as loss or accuracy, are not covered.",
         "isn't hardened against attacks on its rounding",
     ):
         assert words in text

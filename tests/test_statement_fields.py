@@ -53,13 +53,14 @@ FIELDS = {
     ),
     "losses assumed": (
         "losses_assumed", r"losses assumed \| each of one sample alone",
-        r"rests on losses of single samples, as they were given: the loss of one mustn't depend on another sample of its batch",
+        r"rests on losses of single samples, which groupclip took as they were given: the loss of one sample mustn't depend on "
+        r"another sample of its batch",
     ),
     "sampling assumed": ("sampling_assumed", r"sampling assumed \| Poisson", r"The figure assumes Poisson samples"),
     "sampling used": (
         "sampling_used", r"sampling used \| the user's own, vouched for, in 3 steps", r"The sampling was the user's own",
     ),
-    "accountant": ("accountant", r"accountant \| (PLD|RDP), dp-accounting \d", r"By the (PLD|RDP) accountant"),
+    "accountant": ("accountant", r"accountant \| (PLD|RDP), dp-accounting \d", r"The (PLD|RDP) accountant of"),
     "version of the accountant": (
         "accounting_library", r"accountant \| (PLD|RDP), dp-accounting 0\.6\.\d", r"dp-accounting 0\.6\.\d",
     ),

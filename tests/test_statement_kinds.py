@@ -36,18 +36,18 @@ def record(mechanism: Mechanism, **changed) -> PrivacyRecord:
     [
         ({}, ["adding or removing that one sample changes", "Poisson samples: each of the 1,000 samples enters"]),
         ({"adjacency": "zero-out"}, ["replacing that one sample by one that adds nothing changes"]),
-        ({"adjacency": "replace-one"}, ["replacing that one sample by any other changes", "By the PLD accountant"]),
+        ({"adjacency": "replace-one"}, ["replacing that one sample by any other changes", "The PLD accountant"]),
         (
             {"adjacency": "zero-out", "sampling": "truncated-poisson"},
             ["truncated Poisson samples: each of the 1,000 samples is drawn", "at most 165 of those drawn"],
         ),
         (
             {"adjacency": "replace-one", "sampling": "without-replacement"},
-            ["assumes that each batch is a random choice of exactly 100 of the 1,000 samples", "By the RDP accountant"],
+            ["assumes that each batch is a random choice of exactly 100 of the 1,000 samples", "The RDP accountant"],
         ),
         (
             {"sampling": "full-batch", "expected_batch_size": 1_000},
-            ["each batch holds all 1,000 samples", "whose epsilon is known exactly", "exact "],
+            ["each batch holds all 1,000 samples", "Its epsilon is known exactly", "exact "],
         ),
         (
             {"unit": "user"},
@@ -71,7 +71,7 @@ def test_what_was_assumed_is_told(changed, words, capsys):
     assert (facts["epsilon_exact"] is not None) == (mechanism.sampling == "full-batch")
     assert mechanism.adjacency in model_card(made)
     assert f"One {mechanism.unit} adds at most" in model_card(made) and "| software | groupclip " in model_card(made)
-    command = re.search("Again: groupclip (epsilon .*)", made.text())
+    command = re.search("computes it again: groupclip (epsilon .*)", made.text())
     assert command is not None
     assert run([*command.group(1).split(), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["epsilon"] == facts["epsilon"]
@@ -81,7 +81,7 @@ def test_batches_of_the_users_own():
     own = {"steps_by_sampler": {"groupclip": 0, "user": 20}, "sampling_vouched_by_user": True}
     assert "only if each batch was a Poisson sample at rate q" in record(PLAN, **own).text()
     fixed = dataclasses.replace(PLAN, sampling="without-replacement", adjacency="replace-one")
-    assert "only if each batch was drawn so" in record(fixed, **own).text()
+    assert "only if each batch was drawn in that way" in record(fixed, **own).text()
     assert "provided that the batches were drawn without replacement" in record(fixed, **own).text()
     users = dataclasses.replace(PLAN, unit="user")
     assert "and each loss that was clipped was that of one user" in record(users, **own).text()
@@ -105,7 +105,7 @@ def test_rounding_to_a_grid_counts():
     more = planned_for(2.0, 10**6)
     made = record(PLAN, rounding=rounding(10**6), noise_std={"first": more, "second": more})
     assert "The noise is exact, on a grid" in made.text()
-    assert ("hardened against floating-point attacks", "the noise is") in [
+    assert ("hardened against floating-point attacks", "the noise is; the sum isn't") in [
         tuple(cell.strip() for cell in line.strip("|").split("|"))
         for line in model_card(made).splitlines()
         if "|" in line

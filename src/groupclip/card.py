@@ -1,4 +1,4 @@
-"""The card of a model that is released: what it is, for whom, and what it promises, for people who don't have the code."""
+"""Write the card of a released model, for people who don't have the code: what it is, for whom, and what it promises."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def model_card(
     responsible: str = "",
     intended_use: str = "",
 ) -> str:
-    """The README.md of a release: a Hugging Face header, the statement, and the facts as a table.
+    """Write the README.md of a release: a Hugging Face header, the statement, and the facts as a table.
 
     Args:
-        introduction: Markdown under the title. sections: heading -> Markdown, after the statement. Both are the
-            caller's, and must hold nothing that was computed on private data without noise.
+        introduction: Markdown under the title. It must hold nothing that was computed on private data without noise.
+        sections: heading -> Markdown, after the statement. The same holds for them.
         tags: more tags for the header. "differential-privacy" is among them only if an epsilon is claimed.
-        made_on: the day; today (UTC) by default.
-        responsible: who answers for the model and its data, and how to reach them. intended_use: what it is for, and what
-            not. Markdown; blanks to fill in by default.
+        made_on: the day. Default: today (UTC).
+        responsible: who answers for the model and its data, and how to reach them. Markdown; a blank to fill in by default.
+        intended_use: what the model is for, and what it isn't for. Markdown; a blank to fill in by default.
     """
     from groupclip.statement import SCHEMA
     from groupclip.wording import facts, lead, paragraphs
@@ -51,7 +51,7 @@ def model_card(
     )
     parts += [
         "## Intended use",
-        intended_use or f"To fill in: for what and whom it is meant, and for what it isn't. {_BLANK}",
+        intended_use or f"To fill in: what the model is meant for, for whom, and what it isn't meant for. {_BLANK}",
     ]
     parts.append("## Privacy")
     parts += [f"**{_cell(heading)}.** {_inline(words)}" for heading, words in paragraphs(record)]
@@ -73,7 +73,7 @@ def model_card(
 
 
 def _inline(text: str) -> str:
-    """Plain words as Markdown: names may hold characters that Markdown reads."""
+    """Escape plain words for Markdown: names may hold characters that Markdown reads."""
     return re.sub(r"([\\`*_<>\[\]])", r"\\\1", text)
 
 

@@ -1,7 +1,7 @@
-"""``report.html``: what a run did, in one file that needs nothing else. As public as the release itself.
+"""Write ``report.html``: what a run did, in one file that needs nothing else. It is as public as the release.
 
-Everything in it is planned, noisy, or measured on held-out records; times of steps are left out, because a
-step takes longer the more samples it drew.
+Everything in it is planned, noisy, or measured on held-out records. It leaves out the times of steps, because a step takes longer
+the more samples it drew.
 """
 
 from __future__ import annotations
@@ -21,13 +21,18 @@ from .partition import Partition
 
 @dataclass(frozen=True, kw_only=True)
 class RunReport:
-    """The facts of one run.
+    """Holds the facts of one run.
 
-    statement: (heading, words) of the guarantee. rows: of ``metrics.jsonl``. lost: (first, last) charged steps whose
-    updates a crash lost. noise_stds: group -> standard deviation of the noise on every coordinate of the SUM of its clipped
-    gradients, before the division by the expected batch size. test_accuracy: None if it was never measured.
-    chance: share of the commonest class of the held-out records. findings: sentences about a run that learnt little.
-    pretraining: facts about public pretraining; empty without.
+    Args:
+        statement: (heading, words) of the guarantee.
+        rows: the rows of ``metrics.jsonl``.
+        lost: (first, last) of charged steps whose updates a crash lost.
+        noise_stds: group -> standard deviation of the noise on every coordinate of the SUM of its clipped gradients, before the
+            division by the expected batch size.
+        test_accuracy: None if it was never measured.
+        chance: share of the commonest class of the held-out records.
+        findings: sentences about a run that learnt little.
+        pretraining: facts about public pretraining; empty if there was none.
     """
 
     title: str
@@ -54,7 +59,7 @@ class RunReport:
 
 
 def html_report(run: RunReport) -> str:
-    """The report as HTML: no script, nothing fetched, figures inside."""
+    """Write the report as HTML: it has no script, fetches nothing, and holds its figures."""
     accuracy = "not measured" if run.test_accuracy is None else f"{run.test_accuracy:.1%}"
     parts = [
         f"<h1>{escape(run.title)}</h1>",
@@ -72,14 +77,15 @@ def html_report(run: RunReport) -> str:
         "<h2>Course</h2>",
         *_course(run),
         "<p>Held-out records are treated as public: the guarantee doesn't cover them. They were evaluated at steps fixed "
-        "beforehand. What the same model reaches without privacy is a figure of the training records without noise, so it isn't "
-        "here: <code>groupclip train --config run.yaml --no-privacy</code> trains such a baseline, without any guarantee.</p>",
+        "beforehand. The accuracy of the same model without privacy would tell of the training records without noise, so this "
+        "report leaves it out: <code>groupclip train --config run.yaml --no-privacy</code> trains such a baseline, without any "
+        "guarantee.</p>",
         *_norms(run),
         "<h2>Groups</h2>",
         *_bars(run),
         _groups(run),
-        f"<p>Noise multiplier {run.noise_multiplier:.6g}. Noise: its standard deviation on each coordinate of the group's "
-        "summed gradient, and after the division by the expected batch size "
+        f"<p>The noise multiplier is {run.noise_multiplier:.6g}. The table gives the standard deviation of the noise on each "
+        "coordinate of the group's summed gradient, and after the division by the expected batch size "
         f"{run.expected_batch_size:g}.</p>",
         "<h2>Data</h2>",
         table(run.data),
@@ -88,15 +94,15 @@ def html_report(run: RunReport) -> str:
         table(run.settings),
         "<h2>Made with</h2>",
         table(run.environment),
-        "<p>Not in this report, because no noise covers them: losses and gradient norms of samples, sizes of batches, and how "
-        "long steps took.</p>",
+        "<p>This report leaves out what no noise covers: losses and gradient norms of samples, sizes of batches, and how long "
+        "steps took.</p>",
     ]
     body = "\n".join(parts)
     return page(run.title, body)
 
 
 def page(title: str, body: str) -> str:
-    """A whole HTML page; ``body`` is HTML, ``title`` isn't."""
+    """Make a whole HTML page; ``body`` is HTML, ``title`` is plain text."""
     return _PAGE.format(title=escape(title), body=body)
 
 
@@ -111,7 +117,7 @@ def _course(run: RunReport) -> list[str]:
 
 
 def _norms(run: RunReport) -> list[str]:
-    """The groups whose noisy gradient is larger than its noise; noise alone needs no figure."""
+    """Draw the groups whose noisy gradient is larger than its noise; noise alone needs no figure."""
     curves = {
         group: [
             (row["step"], row["noisy_gradient_norm"][group])
@@ -129,16 +135,16 @@ def _norms(run: RunReport) -> list[str]:
     if shown:
         told += _side_by_side((plots.noisy_norms(shown, noise), "norm of the noisy gradient over the steps"))
     if len(shown) < len(seen):
-        told.append(f"<p>The {len(shown)} of {len(seen)} groups that stand out most are drawn.</p>")
+        told.append(f"<p>The figure shows the {len(shown)} of {len(seen)} groups that stand out most.</p>")
     hidden = len(run.partition) - len(seen)
     if hidden and any(curves.values()):
         whose = "every group" if not shown else f"the other {hidden} groups" if hidden > 1 else "the other group"
-        told.append(f"<p>The noisy gradient of {whose} is about as large as its noise alone, and isn't drawn.</p>")
+        told.append(f"<p>The noisy gradient of {whose} is about as large as the noise alone, so the figure leaves it out.</p>")
     return told
 
 
 def _above_noise(norms: Sequence[float], noise: float, size: int) -> float:
-    """Mean square of the norms over that of noise alone, less 1; 0 where neither an eye nor a test would see it."""
+    """Divide the mean square of the norms by that of noise alone, and subtract 1; 0 if no eye and no test would see it."""
     if not norms or noise == 0:
         return 0.0
     excess = math.fsum(norm * norm for norm in norms) / len(norms) / noise**2 - 1
@@ -147,7 +153,7 @@ def _above_noise(norms: Sequence[float], noise: float, size: int) -> float:
 
 
 def _bars(run: RunReport) -> list[str]:
-    """Sizes and thresholds, where they differ between groups; the table has all of them."""
+    """Draw sizes and thresholds if they differ between groups; the table has all of them."""
     asked = (
         (run.partition.sizes, "Coordinates in the group", "size of each group"),
         (run.thresholds, "Clipping threshold R_m", "threshold of each group"),
@@ -157,11 +163,11 @@ def _bars(run: RunReport) -> list[str]:
 
 
 def told_lost(lost: Sequence[tuple[int, int]]) -> str:
-    """What crashes cost, and older copies of the checkpoint, in words."""
+    """Say in words what crashes, and older copies of the checkpoint, cost."""
     ranges = ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in lost)
     return (
-        f"The run was interrupted by a crash, or gone on with from an older checkpoint: the updates of steps {ranges} were lost, "
-        "but they are charged, since their noisy results may have been seen"
+        f"A crash interrupted the run, or the run went on from an older checkpoint. The updates of steps {ranges} were lost, but "
+        "these steps are charged, because their noisy results may have been seen"
     )
 
 
@@ -186,7 +192,7 @@ def _groups(run: RunReport) -> str:
 
 
 def table(facts: Mapping[str, Any]) -> str:
-    """Names and values in two columns."""
+    """Lay names and values out in two columns."""
     rows = "".join(
         f"<tr><th>{escape(plain_name(k))}</th><td>{escape(_text(v, options=k.endswith('_options')))}</td></tr>"
         for k, v in facts.items()
@@ -216,7 +222,7 @@ def _headline(value: str, meaning: str) -> str:
 
 
 def _side_by_side(*figures: tuple[str, str]) -> list[str]:
-    """(SVG, what it shows) of each; below each other where the page is narrow."""
+    """Lay out figures, each as (SVG, what it shows); on a narrow page they stand below each other."""
     return ['<div class="charts">', *(_image(*figure) for figure in figures), "</div>"]
 
 

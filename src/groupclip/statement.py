@@ -1,7 +1,7 @@
-"""What a run guarantees, in facts (:class:`PrivacyRecord`) and in words that need no mathematics.
+"""Tell what a run guarantees, in facts (:class:`PrivacyRecord`) and in words that need no mathematics.
 
-A record holds public facts only, and refuses to exist where the noise that was really added is less than the
-mechanism's. Every figure that is printed is rounded against the user: epsilon up.
+A record holds public facts only. It refuses to exist if the noise that was really added is less than the mechanism asks for.
+Every printed figure is rounded against the user: epsilon up.
 """
 
 import math
@@ -42,26 +42,26 @@ SAMPLINGS = {
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyRecord:
-    """Every fact that the privacy statement of a run needs; all of them may be published.
+    """Holds every fact that the privacy statement of a run needs; all of them may be published.
 
     Args:
         mechanism: the plan.
-        delta: at which epsilon is stated.
-        steps_by_sampler: released steps by whose sampling made the batch, {"groupclip": ..., "user": ...}.
-        thresholds: group -> R_m: most that one sample adds to the group's sum, in l2 norm.
+        delta: the delta at which epsilon is stated.
+        steps_by_sampler: numbers of released steps, by who drew the batch: {"groupclip": ..., "user": ...}.
+        thresholds: group -> R_m, the most that one sample adds to the group's sum (l2 norm).
         noise_std: group -> standard deviation really added to every coordinate of the group's sum.
         clip: name of the clip function.
         partition_style: how the groups were chosen.
         secure_noise: False where the noise came from a seed and can be recomputed.
-        unsafe_statistics: un-noised quantities that somebody looked at, by name.
-        unit: whom the guarantee protects, in words; from the mechanism's by default.
-        other_releases: name -> noise multiplier (standard deviation over sensitivity) of what else was released in
-            every step about the same batch, such as counts that set the thresholds.
+        unsafe_statistics: names of the un-noised quantities that somebody looked at.
+        unit: whom the guarantee protects, in words. Default: by the mechanism's unit.
+        other_releases: name -> noise multiplier (standard deviation over sensitivity) of everything else that every step
+            released about the same batch, such as counts that set the thresholds.
         rounding: what a grid adds to the distance of neighbours, over the noise (:func:`groupclip.hardened.rounding`);
-            0 where the noise is in floating point.
-        sampling_vouched_by_user: somebody answers for it that batches which groupclip didn't draw were drawn as the plan says.
+            0 if the noise is in floating point.
+        sampling_vouched_by_user: True if somebody vouches that batches which groupclip didn't draw were drawn as the plan says.
             Without that, no epsilon is claimed for them.
-        foreign_noise: name of the source of noise, where it isn't groupclip's; ``noise.KEY_GIVEN`` where its key isn't.
+        foreign_noise: name of the source of noise if it isn't part of groupclip; ``noise.KEY_GIVEN`` if the user gave its key.
         earlier: what other engines of this process had released on the same weights before.
 
     Raises:
@@ -135,7 +135,7 @@ class PrivacyRecord:
         foreign_noise: str = "",
         earlier: Sequence[EarlierTraining] = (),
     ) -> "PrivacyRecord":
-        """The record of what ``ledger`` has counted so far; one number for ``noise_std`` is that of every group."""
+        """Make the record of what ``ledger`` has counted so far; a single ``noise_std`` holds for every group."""
         if not isinstance(noise_std, Mapping):
             noise_std = dict.fromkeys(partition.names, noise_std)
         return cls(
@@ -162,7 +162,7 @@ class PrivacyRecord:
 
     @property
     def released(self) -> str:
-        """What the figure covers."""
+        """What the figure covers, in words."""
         also = "".join(f", {name}" for name in self.other_releases)
         return f"the noisy gradient of every step, so the weights after every step{also}"
 
@@ -173,41 +173,41 @@ class PrivacyRecord:
 
     @property
     def realised_noise_multiplier(self) -> float:
-        """The sigma that the noise really added amounts to; 0 without noise."""
+        """The noise multiplier that the added noise amounts to; 0 without noise."""
         return noise_multiplier_of(self.noise_std, self.thresholds, self.other_releases.values(), self.rounding)
 
     @property
     def obstacles(self) -> tuple[str, ...]:
-        """Why no epsilon can be claimed; empty where one can."""
+        """The reasons why no epsilon can be claimed; empty if one can."""
         found = []
         if not self.mechanism.noise_multiplier:
             found.append("no noise was added to the gradients (noise_multiplier is 0)")
         if not self.secure_noise:
-            found.append("the noise was made from a seed: it is reproducible, and can be subtracted again")
+            found.append("the noise was made from a seed, so it is reproducible and can be subtracted again")
         if not self.sampling_is_ours and not self.sampling_vouched_by_user:
             found.append(
                 f"in {self.steps_by_sampler['user']:,} of {self.steps:,} steps groupclip didn't draw the batch, or it wasn't taken "
-                f"whole and in turn, and nobody vouches for it that the sampling was {SAMPLINGS[self.mechanism.sampling]}"
+                f"whole and in turn, and nobody vouches that the sampling was {SAMPLINGS[self.mechanism.sampling]}"
             )
         return tuple(found)
 
     @property
     def spent(self) -> PrivacySpent | None:
-        """What the released steps spent at ``delta``; None where no epsilon can be claimed."""
+        """What the released steps spent at ``delta``; None if no epsilon can be claimed."""
         return None if self.obstacles else self.mechanism.spent(delta=self.delta, steps=self.steps)
 
     @property
     def together(self) -> tuple[float, float] | None:
-        """(epsilon, delta) of these steps and the earlier ones on the same weights, if all were on the same data: each adds up.
+        """(epsilon, delta) of these steps and the earlier steps on the same weights, if all were on the same data; both add up.
 
-        None where no epsilon is claimed for one of them.
+        None if no epsilon is claimed for one of them.
         """
         each = [None if self.spent is None else self.spent.epsilon, *(e.epsilon(self.delta) for e in self.earlier)]
         known = [epsilon for epsilon in each if epsilon is not None]
         return (math.fsum(known), len(each) * self.delta) if len(known) == len(each) else None
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able; ``epsilon`` is None where none is claimed."""
+        """Write the record as a JSON-able mapping; ``epsilon`` is None if none is claimed."""
         spent = self.spent
         return {
             "schema": SCHEMA,
@@ -255,12 +255,12 @@ class PrivacyRecord:
         }
 
     def text(self) -> str:
-        """The statement in words, one paragraph for each question that a reader has. Plain text."""
+        """Write the statement as plain text, one paragraph for each question that a reader has."""
         from groupclip.wording import paragraphs
 
         return "\n\n".join(f"{heading}. {words}" for heading, words in paragraphs(self))
 
 
 def software() -> dict[str, str]:
-    """Versions of what the guarantee rests on."""
+    """Look up the versions of what the guarantee rests on."""
     return {name: version(name) for name in ("groupclip", "torch", "dp-accounting")}

@@ -24,7 +24,7 @@ _BATCHES = {
 
 
 def paragraphs(record: PrivacyRecord) -> list[tuple[str, str]]:
-    """(heading, words), the result first."""
+    """Write the statement as (heading, words) of each paragraph, the result first."""
     told = [("Result", _result(record))]
     if not record.obstacles:
         told = [("Result", f"{_result(record)} {lead(record)}")]
@@ -42,16 +42,16 @@ def paragraphs(record: PrivacyRecord) -> list[tuple[str, str]]:
 
 
 def lead(record: PrivacyRecord) -> str:
-    """Whom the guarantee is about, which every reader has to know."""
+    """Say whom the guarantee is about, which every reader has to know."""
     if record.obstacles:
-        return "NOT PRIVATE: no epsilon is claimed, for the reasons that are told below."
+        return "NOT PRIVATE: no epsilon is claimed, for the reasons given below."
     if record.mechanism.unit == "user":
-        return "The guarantee is about one user; a person who stands behind several users is protected less."
+        return "The guarantee is about one user; a person who appears as several users is protected less."
     return "The guarantee is about one sample; a person with several samples in the data is protected less."
 
 
 def facts(record: PrivacyRecord) -> list[tuple[str, str]]:
-    """(name, value) of the single facts, for a table."""
+    """List the facts as (name, value), for a table."""
     spent, mechanism = record.spent, record.mechanism
     claimed = "none claimed: NOT PRIVATE" if spent is None else figure(spent.epsilon)
     return [
@@ -78,7 +78,7 @@ def facts(record: PrivacyRecord) -> list[tuple[str, str]]:
         ("tuning", "not accounted"),
         ("noise", _noise(record)),
         ("un-noised statistics looked at", ", ".join(record.unsafe_statistics) or "none"),
-        ("hardened against floating-point attacks", "no" if not record.rounding else "the noise is"),
+        ("hardened against floating-point attacks", "no" if not record.rounding else "the noise is; the sum isn't"),
         ("also released, noise multiplier", _others(record) or "nothing"),
         ("software", ", ".join(f"{name} {version}" for name, version in software().items())),
         ("plan (SHA-256)", mechanism.plan_hash),
@@ -95,8 +95,8 @@ def _result(record: PrivacyRecord) -> str:
     assert spent is not None  # there are no obstacles
     if spent.steps == 0:
         return (
-            "No step was released yet, so epsilon is 0. (It holds for what groupclip releases: weights that were moved by hand, "
-            "from gradients without noise, are not private.)" + (f" {_earlier(record)}" if record.earlier else "")
+            "No step was released yet, so epsilon is 0. This covers what groupclip releases: weights that were moved by hand, "
+            "by gradients without noise, are not private." + (f" {_earlier(record)}" if record.earlier else "")
         )
     condition = ""
     if not record.sampling_is_ours:
@@ -109,30 +109,30 @@ def _result(record: PrivacyRecord) -> str:
     return (
         f"The model was trained with differential privacy: epsilon = {figure(spent.epsilon)} at delta = "
         f"{record.delta:g}{condition}. By the usual reading of epsilon this is {reading(spent.epsilon)}."
-        + (f" THAT IS OF THESE {spent.steps:,} STEPS ALONE. {_earlier(record)}" if record.earlier else "")
+        + (f" THIS IS THE COST OF THESE {spent.steps:,} STEPS ALONE. {_earlier(record)}" if record.earlier else "")
     )
 
 
 def _earlier(record: PrivacyRecord) -> str:
-    """What was spent on the same weights before."""
+    """Tell what was spent on the same weights before."""
     told = []
     for training in record.earlier:
         epsilon = training.epsilon(record.delta)
         told.append(
             f"{training.steps:,} steps of another plan or engine"
-            + (", after which they were given other values" if training.changed else "")
+            + (", after which the weights were given new values" if training.changed else "")
             + (f", for which no epsilon is claimed ({training.obstacle})" if epsilon is None else "")
             + (f", which spent epsilon = {figure(epsilon)} at delta = {record.delta:g}" if epsilon is not None else "")
         )
     amount = record.together
-    unless = " Where other values were given that know nothing of the data, those steps don't count."
+    unless = " Steps before new values don't count if those values know nothing of the data."
     return (
         f"The weights had been trained before, by {'; and by '.join(told)}. "
         + (
             "So the final weights have no privacy guarantee that groupclip knows of, unless the earlier steps were on other data."
             if amount is None
-            else f"If that was on the same data, all of it together spends up to epsilon = {figure(amount[0])} at delta = "
-            f"{amount[1]:g}."
+            else f"If the earlier steps were on the same data, all steps together spend up to epsilon = {figure(amount[0])} at "
+            f"delta = {amount[1]:g}."
         )
         + unless * any(training.changed for training in record.earlier)
     )
@@ -149,24 +149,24 @@ def _meaning(record: PrivacyRecord) -> str:
     lax = (
         ""
         if odds
-        else f" That is {much} one in the number of {unit}s ({size:,}), and so too lax: "
+        else f" That is {much} one in the number of {unit}s ({size:,}), which is too lax: "
         "state epsilon at a smaller delta."
     )
     return (
-        "Whoever sees the model, whatever else they know and however much they compute, learns almost the same about "
-        f"any one {unit} as if it had never been in the training data: "
+        f"Whoever sees the model learns almost the same about any one {unit} as if that {unit} had never been in the training "
+        "data. This holds whatever else they know and however much they compute. In figures: "
         f"{_ADJACENCY[record.mechanism.adjacency].format(unit=unit)} changes the probability of anything they can observe "
         f"by a factor of at most {factor} (e to the power epsilon), except for a part of probability at most {record.delta:g} "
-        f"(delta{odds}).{lax} The smaller epsilon and delta are, the better."
+        f"(delta{odds}).{lax} Smaller epsilon and delta protect better."
     )
 
 
 def _protected(record: PrivacyRecord) -> str:
-    general = "What is true of many people, and could be learnt without any one of them, isn't hidden."
+    general = "The guarantee doesn't hide what is true of many people and could be learnt without any one of them."
     if record.mechanism.unit == "user":
         return (
-            f"The unit of privacy is {record.unit}. The gradient of a user's mean loss was clipped as one. Who stands "
-            f"behind several users is protected less. {general}"
+            f"The unit of privacy is {record.unit}. The gradient of a user's mean loss was clipped as one. A person who "
+            f"appears as several users is protected less. {general}"
         )
     return (
         f"The unit of privacy is {record.unit}. A person with k samples in the data is protected less: for "
@@ -179,18 +179,18 @@ def _method(record: PrivacyRecord) -> str:
     unit = mechanism.unit
     groups = f"{count} {'group' if count == 1 else 'groups'} of parameters ({record.partition_style})"
     total = math.hypot(*record.thresholds.values())
-    twice = ", and another in its place moves it by at most twice that" if mechanism.adjacency == "replace-one" else ""
+    twice = f" Replacing the {unit} moves the sum by at most twice that." if mechanism.adjacency == "replace-one" else ""
     noise = "Gaussian noise was added to the sum" if mechanism.noise_multiplier else "No noise was added to the sum"
     return (
         f"In each step the gradient of every {unit} was clipped ({record.clip}) in {groups}, so that one {unit} adds "
-        f"at most {total:.6g} in all to the sum{twice}. {noise} (noise multiplier {mechanism.noise_multiplier:.6g}), which "
-        f"was then divided by the expected batch size, {mechanism.expected_batch_size:,}. {record.steps:,} of "
+        f"at most {total:.6g} in all to the sum.{twice} {noise} (noise multiplier {mechanism.noise_multiplier:.6g}). The sum was "
+        f"then divided by the expected batch size, {mechanism.expected_batch_size:,}. {record.steps:,} of "
         f"{mechanism.steps:,} planned steps were taken. The record beside this statement gives the threshold and "
-        f"the noise of every group. All this rests on losses of single {unit}s, as they were given: the loss of one mustn't depend "
-        f"on another {unit} of its batch."
+        f"the noise of every group. The guarantee rests on losses of single {unit}s, which groupclip took as they were given: the "
+        f"loss of one {unit} mustn't depend on another {unit} of its batch."
         + (
-            f" Released as well in every step, and paid for in the same figure: {_others(record)}. They move the thresholds, and "
-            "the noise with them, after every step; the record has the last ones."
+            f" Every step also released the following, paid for in the same figure: {_others(record)}. These releases move the "
+            "thresholds, and the noise with them, after every step; the record has the last thresholds and noise."
             if record.other_releases
             else ""
         )
@@ -216,7 +216,9 @@ def _sampling(record: PrivacyRecord) -> str:
     else:
         whose = f"In {foreign:,} of the {record.steps:,} steps the sampling was the user's own"
     condition = (
-        "each batch was a Poisson sample at rate q" if mechanism.sampling == "poisson" else "each batch was drawn so"
+        "each batch was a Poisson sample at rate q"
+        if mechanism.sampling == "poisson"
+        else "each batch was drawn in that way"
     )
     if mechanism.unit == "user":
         condition += ", and each loss that was clipped was that of one user"
@@ -233,13 +235,13 @@ def _randomness(record: PrivacyRecord) -> str:
     if record.secure_noise and record.foreign_noise == KEY_GIVEN:
         return (
             "The noise comes from a cryptographic generator (AES-256 in counter mode; on a GPU, a generator that is restarted from "
-            "it) under a key that the user gave: that it is secret, and was used for no other noise, is vouched for by whoever "
-            "trained the model."
+            "it) under a key that the user gave. Whoever trained the model vouches that this key is secret and was used for no "
+            "other noise."
         )
     if record.secure_noise and record.foreign_noise:
         return (
-            f"The noise was added by {record.foreign_noise}, which isn't groupclip's: that it is Gaussian, of the stated size and "
-            "secret is vouched for by whoever trained the model."
+            f"The noise was added by {record.foreign_noise}, which isn't part of groupclip. Whoever trained the model vouches that "
+            "this noise is Gaussian, of the stated size and secret."
         )
     if record.secure_noise:
         return (
@@ -257,24 +259,26 @@ def _accounting(record: PrivacyRecord) -> str:
     spent = record.spent
     assert spent is not None
     if spent.steps == 0:
-        return f"By dp-accounting {accounting.version()}; before the first step there is nothing to compute."
+        return f"Before the first step there is nothing to compute. dp-accounting {accounting.version()} computes the figure."
     given = [
         f"{name} {figure(value)}"
         for name, value in (("exact", spent.exact), ("PLD", spent.pld), ("RDP", spent.rdp))
         if value is not None
     ]
     choice = " (both are upper bounds; the smaller is stated)" if len(given) == 2 else ""
-    note = (f" Note: {spent.note}." if spent.note else "") + f" Again: {_command(record)}"
+    note = (f" Note: {spent.note}." if spent.note else "") + f" This command computes it again: {_command(record)}"
     if spent.accountant == "exact":
         return (
-            f"Full batches are one Gaussian mechanism, whose epsilon is known exactly (Balle and Wang 2018), by dp-accounting "
-            f"{accounting.version()}: {', '.join(given)}{choice}.{note}"
+            f"Full batches are one Gaussian mechanism. Its epsilon is known exactly (Balle and Wang 2018); dp-accounting "
+            f"{accounting.version()} computed it: {', '.join(given)}{choice}.{note}"
         )
-    return f"By the {spent.accountant} accountant of dp-accounting {accounting.version()}: {', '.join(given)}{choice}.{note}"
+    return (
+        f"The {spent.accountant} accountant of dp-accounting {accounting.version()} computed it: {', '.join(given)}{choice}.{note}"
+    )
 
 
 def _command(record: PrivacyRecord) -> str:
-    """What computes the figure again."""
+    """Write the command that computes the figure again."""
     plan = record.mechanism
     cap = f" --max-batch-size {plan.max_batch_size}" if plan.sampling == "truncated-poisson" else ""
     return (
@@ -286,10 +290,10 @@ def _command(record: PrivacyRecord) -> str:
 
 def _covered(record: PrivacyRecord) -> str:
     return (
-        "The final weights, the weights after every step, and every noisy gradient: all of them may be published "
-        "together, and anything computed from them alone is covered as well."
+        "The figure covers the final weights, the weights after every step, and every noisy gradient: all of them may be published "
+        "together. Anything computed from them alone is covered as well."
         + (
-            " The weights are covered as far as these steps made them, and not what was spent on them before."
+            " The figure covers what these steps did to the weights, and not what was spent on the weights before."
             if record.earlier
             else ""
         )
@@ -300,25 +304,24 @@ def _not_covered(record: PrivacyRecord) -> str:
     told = [
         "Tuning is not accounted: if settings were chosen by comparing several runs on these data, all of those runs "
         "count, and the true epsilon is larger.",
-        "Other trainings on these data, of other models or other parts of this one, spend their own epsilon, and all of "
-        "them add up. So do earlier ones of these weights: groupclip doesn't know where the weights were from that this training "
-        "began with, such as those of a checkpoint.",
-        "Neither are figures that were measured on the training data themselves (such as their loss or accuracy).",
+        "Other trainings on these data, of other models or of other parts of this model, spend epsilon too, and all of it adds up. "
+        "So do earlier trainings of these weights: groupclip doesn't know where the weights came from that this training began "
+        "with, such as those of a checkpoint.",
+        "Figures that were measured on the training data, such as loss or accuracy, are not covered.",
         (
-            "The noise is exact, on a grid; the sum that it is added to was formed in floating point, whose rounding isn't "
-            "covered, and the time that steps take isn't hidden."
+            "The noise is exact, on a grid. The sum under the noise was formed in floating point, whose rounding isn't covered."
             if record.rounding
-            else "The noise is added in floating-point arithmetic that isn't hardened against attacks on its rounding, and the "
-            "time that steps take isn't hidden."
+            else "The noise is added in floating-point arithmetic that isn't hardened against attacks on its rounding."
         ),
+        "The time that steps take isn't hidden.",
     ]
     if record.unsafe_statistics:
         told.insert(
             0,
             "UN-NOISED STATISTICS WERE LOOKED AT during training: "
             + ", ".join(record.unsafe_statistics)
-            + ". They can reveal single samples. They aren't covered, must not be published, and neither is any decision "
-            "that was made because of them covered.",
+            + ". These statistics can reveal single samples. They aren't covered and must not be published. Decisions that were "
+            "made because of them aren't covered either.",
         )
     return " ".join(told)
 
@@ -333,8 +336,8 @@ def _noise(record: PrivacyRecord) -> str:
     if not record.secure_noise:
         return "INSECURE: reproducible from a seed"
     if record.foreign_noise == KEY_GIVEN:
-        return "secure if the key is, which was given"
-    return f"of {record.foreign_noise}, not groupclip's, vouched for" if record.foreign_noise else "secure"
+        return "secure if the given key is"
+    return f"added by {record.foreign_noise}, which isn't part of groupclip; vouched for" if record.foreign_noise else "secure"
 
 
 def _whose(record: PrivacyRecord) -> str:
