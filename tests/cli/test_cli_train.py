@@ -256,5 +256,5 @@ def test_the_second_signal_ends_at_once(capfd, number, code):
 def test_help_says_how_often_a_run_is_kept_and_how_it_stops(capsys):
     assert run(["train", "--help"]) == 0
     told = " ".join(capsys.readouterr().out.split())
-    assert f"every {CHECKPOINT_SECONDS:.0f} seconds a checkpoint is written" in told
+    assert f"Every {CHECKPOINT_SECONDS:.0f} seconds a checkpoint is written" in told
     assert f"SIGTERM ({128 + signal.SIGTERM}) finish the step" in told

@@ -90,7 +90,7 @@ def parse_options(flag: str, pairs: tuple[str, ...]) -> dict[str, str] | None:
 ACCOUNTANT = click.option(
     "--accountant",
     type=click.Choice(("PLD", "RDP", "exact"), case_sensitive=False),
-    help="By that one's figure alone. Default: the smallest of those that are sound.",
+    help="Take the figure of this accountant alone. Default: the smallest figure of the sound accountants.",
 )
 
 

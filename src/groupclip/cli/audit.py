@@ -15,31 +15,41 @@ from .plan import text as plan_text
 from .task import task_options
 
 
-@click.command(epilog=told(), short_help="Attack a plan, and hold what shows against what it claims.")
+@click.command(epilog=told(), short_help="Attack a plan, and compare what shows with the claim.")
 @task_options
 @click.option(
-    "--run", "folder", type=click.Path(path_type=Path), metavar="OUT", help="Audit the plan of a run, as it is."
+    "--run",
+    "folder",
+    type=click.Path(path_type=Path),
+    metavar="OUT",
+    help="Audit the plan of the run in this folder, as it is.",
 )
-@click.option("--clip", help="The clip function, as for groupclip train.")
-@click.option("--thresholds", help="R, or R_1,..,R_M, or GROUP=R_m,...")
-@click.option("--epsilon", type=float, help="What the run claims; the plan is calibrated for it.")
-@click.option("--noise-multiplier", type=float, help="In place of --epsilon: that of the plan.")
-@click.option("--delta", type=float, help="Default: min(1e-5, 1/(2n)).")
-@click.option("--batch-size", type=int, help="Expected size of a batch.")
-@click.option("--steps", type=int, help="Optimizer steps of the run.")
-@click.option("--hardened", is_flag=True, default=None, help="As for groupclip train.")
-@click.option("--allocation", help="As for groupclip train.")
+@click.option("--clip", help="Choose the clip function, as for groupclip train.")
+@click.option("--thresholds", help="Set the thresholds: R, or R_1,..,R_M, or GROUP=R_m,...")
+@click.option("--epsilon", type=float, help="Set the epsilon that the run claims; the plan is calibrated for it.")
+@click.option("--noise-multiplier", type=float, help="Set the plan's noise multiplier, instead of --epsilon.")
+@click.option("--delta", type=float, help="Set delta. Default: min(1e-5, 1 / (2 * number of samples)).")
+@click.option("--batch-size", type=int, help="Set the EXPECTED size of a batch.")
+@click.option("--steps", type=int, help="Set the number of optimizer steps.")
+@click.option("--hardened", is_flag=True, default=None, help="Draw the noise on a grid, as for groupclip train.")
+@click.option("--allocation", help="Choose how the groups share the noise, as for groupclip train.")
 @ACCOUNTANT
 @sampling_options
 @click.option(
-    "--trials", type=click.IntRange(min=10), help="Steps on each batch. Default: as many as notice half the noise."
+    "--trials",
+    type=click.IntRange(min=10),
+    help="Take so many steps on each of the two batches. Default: as many as notice half the noise.",
 )
 @click.option(
-    "--canaries", type=click.IntRange(min=0), help="In the run; 0: no run. Default: enough to exceed the claim."
+    "--canaries",
+    type=click.IntRange(min=0),
+    help="Put so many canaries into the run; 0: make no run. Default: enough to exceed the claim.",
 )
-@click.option("--confidence", type=float, default=0.99, show_default=True, help="Of each of the two bounds.")
+@click.option(
+    "--confidence", type=float, default=0.99, show_default=True, help="Set the confidence of each of the two bounds."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, and no progress.")
-@click.option("--quiet", is_flag=True, help="No progress.")
+@click.option("--quiet", is_flag=True, help="Show no progress.")
 def audit(
     folder: Path | None,
     thresholds: str | None,
@@ -53,10 +63,10 @@ def audit(
 ) -> None:
     """Attack a task's plan: one step many times on made-up neighbours, then one run with made-up canaries.
 
-    Both have the plan's own noise multiplier, sample rate and steps. Lower bounds on what they reveal are held against
-    the claim; exit code 1 if a bound is above it, which a sound plan brings about with probability 1 - CONFIDENCE at most,
-    each. The report says what it could have shown at most. It tells about the canaries, not about the task's samples. The
-    run has fresh weights (no pretraining); nothing of it is kept.
+    Step and run have the plan's noise multiplier, sample rate and steps. The report holds lower bounds on what they reveal
+    against the claim. The exit code is 1 if a bound is above the claim; each bound of a sound plan is above it with probability
+    1 - CONFIDENCE at most. The report says what it could have shown at most. It tells about the canaries, not about the task's
+    samples. The run has fresh weights (no pretraining), and nothing of it is kept.
 
     \b
     Example:

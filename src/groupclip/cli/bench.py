@@ -1,4 +1,4 @@
-"""``groupclip bench``: time and memory of clipping over plain training, by style."""
+"""``groupclip bench``: measure time and memory of clipping over plain training, by style."""
 
 from __future__ import annotations
 
@@ -15,23 +15,31 @@ _ROBERTA = {"roberta-base": (768, 12, 12), "roberta-large": (1024, 24, 16)}
 
 
 @click.command("bench", short_help="Measure time and memory of passes that clip.")
-@click.option("--workload", required=True, help="A model of groupclip, e.g. vit-small; or roberta-base, gpt2-small ...")
-@click.option("--batch", "samples", type=click.IntRange(min=1), default=8, show_default=True, help="Physical batch.")
-@click.option("--styles", default=_STYLES, show_default=True, help="Clipping styles, with commas between them.")
-@click.option("--rounds", type=click.IntRange(min=1), default=7, show_default=True)
 @click.option(
-    "--image-size", type=click.IntRange(min=1), help="Side of the images in pixels; default: the model's own."
+    "--workload", required=True, help="Name a model of groupclip, e.g. vit-small; or roberta-base, gpt2-small ..."
 )
-@click.option("--tokens", type=click.IntRange(min=1), help="Length of the texts; default: 256, and 100 for GPT2.")
-@click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
+@click.option(
+    "--batch", "samples", type=click.IntRange(min=1), default=8, show_default=True, help="Set the physical batch."
+)
+@click.option("--styles", default=_STYLES, show_default=True, help="Choose clipping styles, with commas between them.")
+@click.option("--rounds", type=click.IntRange(min=1), default=7, show_default=True, help="Take so many rounds.")
+@click.option(
+    "--image-size",
+    type=click.IntRange(min=1),
+    help="Set the side of the images in pixels. Default: the size that the model is built for.",
+)
+@click.option(
+    "--tokens", type=click.IntRange(min=1), help="Set the length of the texts. Default: 256, and 100 for GPT2."
+)
+@click.option("--device", default="auto", show_default=True, help="Choose the device: auto, cpu or cuda.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def bench(
     workload: str, samples: int, styles: str, rounds: int, image_size: int | None, tokens: int | None, device: str, as_json: bool
 ) -> None:  # fmt: skip
-    """Forward and backward passes with clipped gradients over plain ones: ratios of time, throughput and peak memory.
+    """Measure forward and backward passes with clipped gradients over plain ones: time, throughput and peak memory.
 
-    Random weights and inputs; every style takes its turn in every round of one run. No noise is added: there is one draw a
-    step, however many passes a step has.
+    Weights and inputs are random. Every style takes its turn in every round of one run. No noise is added: a step draws noise
+    once, however many passes it has.
 
     \b
     Example:

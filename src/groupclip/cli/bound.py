@@ -12,17 +12,27 @@ from .arguments import arguments_at_fault, print_json
 
 
 @click.command(short_help="Compute the paper's Theorem 1 for groups and steps.")
-@click.option("--groups", "groups_text", required=True, help="Numbers of groups M, with commas between them.")
-@click.option("--steps", "steps_text", required=True, help="Numbers of steps T, with commas between them.")
-@click.option("--batch-size", type=float, default=1000, show_default=True, help="B.")
-@click.option("--sample-rate", type=float, help="Poisson batches with this rate; default: batches of exactly B.")
-@click.option("--noise-multiplier", type=float, default=1.0, show_default=True, help="sigma.")
-@click.option("--parameters", type=int, default=1_000_000, show_default=True, help="d, trainable coordinates.")
-@click.option("--gap", type=float, default=1.0, show_default=True, help="Loss at the start above its infimum.")
-@click.option("--smoothness", type=float, default=1.0, show_default=True, help="Lipschitz constant of the gradient.")
-@click.option("--xi", type=float, default=1.0, show_default=True, help="Per-sample gradient noise, root mean square.")
-@click.option("--rho", type=float, default=0.1, show_default=True, help="Probability with which the bound may fail.")
-@click.option("--gamma", type=float, default=0.01, show_default=True, help="Of automatic clipping.")
+@click.option("--groups", "groups_text", required=True, help="Give numbers of groups M, with commas between them.")
+@click.option("--steps", "steps_text", required=True, help="Give numbers of steps T, with commas between them.")
+@click.option("--batch-size", type=float, default=1000, show_default=True, help="Set the batch size B.")
+@click.option("--sample-rate", type=float, help="Draw Poisson batches with this rate. Default: batches of exactly B.")
+@click.option("--noise-multiplier", type=float, default=1.0, show_default=True, help="Set the noise multiplier sigma.")
+@click.option(
+    "--parameters", type=int, default=1_000_000, show_default=True, help="Set the number d of trainable coordinates."
+)
+@click.option(
+    "--gap", type=float, default=1.0, show_default=True, help="Set how far the loss at the start is above its infimum."
+)
+@click.option(
+    "--smoothness", type=float, default=1.0, show_default=True, help="Set the Lipschitz constant of the gradient."
+)
+@click.option(
+    "--xi", type=float, default=1.0, show_default=True, help="Set the per-sample gradient noise (root mean square)."
+)
+@click.option(
+    "--rho", type=float, default=0.1, show_default=True, help="Set the probability with which the bound may fail."
+)
+@click.option("--gamma", type=float, default=0.01, show_default=True, help="Set gamma of automatic clipping.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Write the bounds over T as .png or .svg.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def bound(
@@ -40,10 +50,10 @@ def bound(
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    """How small the paper's Theorem 1 says that the gradient gets: DP-SGD with automatic clipping in M groups, T steps.
+    """Compute how small the gradient gets by the paper's Theorem 1: DP-SGD with automatic clipping in M groups, T steps.
 
-    Its constants (gap, smoothness, xi) aren't known in practice: the figures are for comparing M and T, and promise nothing
-    about a run. They say nothing about privacy; see groupclip epsilon.
+    The constants (gap, smoothness, xi) aren't known in practice: compare M and T by the figures, which promise nothing about a
+    run. They say nothing about privacy; see groupclip epsilon.
 
     \b
     Example:

@@ -12,7 +12,7 @@ from .arguments import ACCOUNTANT, arguments_at_fault, print_json
 
 @click.command()
 @plan.plan_options
-@click.option("--epsilon", type=float, required=True, help="What all steps together may spend.")
+@click.option("--epsilon", type=float, required=True, help="Set the epsilon that all steps together may spend.")
 @ACCOUNTANT
 @search.search_options
 @groups.group_options

@@ -16,7 +16,7 @@ _BATCH = 8  # samples of the batch that they are held against
 
 @click.command(epilog=told(), short_help="Check that a model keeps samples apart, before a long run.")
 @task_options
-@click.option("--samples", type=click.IntRange(min=2), default=3, show_default=True, help="Samples to run alone.")
+@click.option("--samples", type=click.IntRange(min=2), default=3, show_default=True, help="Run so many samples alone.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def check(samples: int, as_json: bool, **given: Any) -> None:
     """Replay neighbouring batches on a model before a long run, and show how each parameter is clipped.

@@ -14,13 +14,17 @@ from .arguments import ACCOUNTANT, arguments_at_fault, parse_numbers, print_json
 
 @click.command()
 @plan.plan_options
-@click.option("--noise-multiplier", type=float, help="sigma: noise over the sensitivity of a step.")
-@click.option("--noise-stds", help="s_1,..,s_M: noise on every coordinate of each group's sum, with --thresholds.")
+@click.option("--noise-multiplier", type=float, help="Set sigma, the noise over the sensitivity of a step.")
+@click.option(
+    "--noise-stds", help="Give s_1,..,s_M, the noise on every coordinate of each group's sum, with --thresholds."
+)
 @ACCOUNTANT
 @search.search_options
-@click.option("--thresholds", help="R_1,..,R_M, for --noise-stds.")
-@click.option("--curve", help="EPSILON,..: delta at each of them too, the whole guarantee.")
-@click.option("--gdp-mu", is_flag=True, help="The mu of Gaussian differential privacy nearest above; an estimate.")
+@click.option("--thresholds", help="Give R_1,..,R_M, for --noise-stds.")
+@click.option("--curve", help="Tell delta at each of EPSILON,.. too: the whole guarantee.")
+@click.option(
+    "--gdp-mu", is_flag=True, help="Tell the nearest mu above of Gaussian differential privacy too; an estimate."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def epsilon(
     noise_multiplier: float | None,

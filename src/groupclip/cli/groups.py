@@ -11,13 +11,17 @@ from ..allocation import ALLOCATIONS, noise_multiplier_of
 from .arguments import parse_numbers
 
 _OPTIONS = (
-    click.option("--thresholds", help="R_1,..,R_M: tell the noise of every group too."),
-    click.option("--sizes", help="d_1,..,d_M: coordinates of the groups; for --allocation dimension and --hardened."),
+    click.option("--thresholds", help="Tell the noise of every group too, for the thresholds R_1,..,R_M."),
     click.option(
-        "--allocation", type=click.Choice(ALLOCATIONS), help="How noise is shared among groups. Default: equal."
+        "--sizes", help="Give the groups' numbers of coordinates d_1,..,d_M, for --allocation dimension and --hardened."
     ),
-    click.option("--adaptive-share", type=float, help="Part of the budget that adaptive thresholds use, e.g. 0.01."),
-    click.option("--hardened", is_flag=True, help="Noise on a grid; pays for the rounding with a little more of it."),
+    click.option(
+        "--allocation", type=click.Choice(ALLOCATIONS), help="Choose how the groups share the noise. Default: equal."
+    ),
+    click.option("--adaptive-share", type=float, help="Give adaptive thresholds this part of the budget, e.g. 0.01."),
+    click.option(
+        "--hardened", is_flag=True, help="Draw the noise on a grid; a little more noise pays for the rounding."
+    ),
 )
 _NAMES = ("thresholds", "sizes", "allocation", "adaptive_share", "hardened")
 

@@ -13,16 +13,35 @@ _VOCABULARY = 30_522
 
 
 @click.command("plan", short_help="Find the groups with which training needs least memory.")
-@click.option("--model", "name", required=True, help="A model of groupclip (groupclip train --help), e.g. vit-large.")
-@click.option("--batch", "samples", type=click.IntRange(min=1), help="Physical batch; left out, the largest that fits.")
-@click.option("--groups", type=click.IntRange(min=1), help="At most so many groups.")
-@click.option("--memory", help="Bytes of the whole device: 12GB, 800MiB.")
-@click.option("--optimizer", type=click.Choice(["adamw", "sgd", "none"]), default="none", help="Its state counts.")
 @click.option(
-    "--image-size", type=click.IntRange(min=1), help="Side of the images in pixels; default: the model's own."
+    "--model", "name", required=True, help="Name a model of groupclip (groupclip train --help), e.g. vit-large."
 )
-@click.option("--tokens", type=click.IntRange(min=1), help="Length of the texts; default: the model's own.")
-@click.option("--classes", type=click.IntRange(min=2), help="Default: the model's own.")
+@click.option(
+    "--batch", "samples", type=click.IntRange(min=1), help="Set the physical batch. Default: the largest that fits."
+)
+@click.option("--groups", type=click.IntRange(min=1), help="Make at most so many groups.")
+@click.option("--memory", help="Set the memory of the whole device: 12GB, 800MiB.")
+@click.option(
+    "--optimizer",
+    type=click.Choice(["adamw", "sgd", "none"]),
+    default="none",
+    help="Count the state of this optimizer.",
+)
+@click.option(
+    "--image-size",
+    type=click.IntRange(min=1),
+    help="Set the side of the images in pixels. Default: the size that the model is built for.",
+)
+@click.option(
+    "--tokens",
+    type=click.IntRange(min=1),
+    help="Set the length of the texts. Default: the length that the model is built for.",
+)
+@click.option(
+    "--classes",
+    type=click.IntRange(min=2),
+    help="Set the number of classes. Default: the number that the model is built for.",
+)
 @click.option("--plot", type=click.Path(path_type=Path), help="Write the curve of live bytes as .png or .svg.")
 @click.option("--partition", "out", type=click.Path(path_type=Path), help="Write the partition as JSON.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

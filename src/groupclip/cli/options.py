@@ -1,4 +1,4 @@
-"""What ``--task-option`` and ``--model-option`` take, in words; without torch, so that ``--help`` comes at once."""
+"""List what ``--task-option`` and ``--model-option`` take. This file needs no torch, so ``--help`` comes at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TASK_OPTIONS: dict[str, dict[str, str]] = {
     "csv": {
         "text_column": "Name of the column of texts. Default: text.",
         "label_column": "Name of the column of labels. Default: label.",
-        "user_column": "Name of the column that says whose a row is: then users are protected, not single rows.",
+        "user_column": "Name of the column that says whose a row is. With it users are protected, not single rows.",
         "max_length": "Words kept of a text. Default: 128 for the linear model, else 64.",
         "vocabulary": "Buckets that words are hashed into. Default: 8192.",
         "prefix": "First letters of longer words that count as words too. Default: 4 for the linear model, else 0 (none).",
@@ -23,17 +23,17 @@ TASK_OPTIONS: dict[str, dict[str, str]] = {
         "public": "File of rows that need no protection, for a loss curve during training.",
     },
 }
-"""By task; those without options aren't listed."""
+"""Options by task; tasks without options aren't listed."""
 
 MODEL_OPTIONS = {
     "patch_size": "Side of a ViT's patches in pixels. Default: by the size of the images.",
     "image_size": "Side in pixels that a ViT resizes images to. Default: as they are.",
-    "activation": "Of cnn-small: relu (default) or tanh.",
+    "activation": "Activation of cnn-small: relu (default) or tanh.",
 }
 
 
 def told() -> str:
-    """The lists for the end of a command's help, as click takes them."""
+    """Write the lists for the end of a command's help, as click takes them."""
     parts = [
         _list(f"Options of --task {task}, as --task-option NAME=VALUE:", TASK_OPTIONS[task]) for task in TASK_OPTIONS
     ]

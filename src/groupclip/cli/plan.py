@@ -16,20 +16,28 @@ from ..spent import PrivacySpent, default_delta, warn_if_lax
 Command = Callable[..., None]
 
 SAMPLING = (
-    click.option("--sampling", type=click.Choice(SAMPLINGS), help="How batches are drawn. Default: poisson."),
-    click.option("--adjacency", type=click.Choice(ADJACENCIES), help="Neighbouring data. Default: add-or-remove-one."),
-    click.option("--max-batch-size", type=int, help="Cap of a truncated-poisson batch. Default: B + 6.5 sqrt(B)."),
+    click.option("--sampling", type=click.Choice(SAMPLINGS), help="Choose how batches are drawn. Default: poisson."),
+    click.option(
+        "--adjacency",
+        type=click.Choice(ADJACENCIES),
+        help="Choose which data sets are neighbours. Default: add-or-remove-one.",
+    ),
+    click.option("--max-batch-size", type=int, help="Cap a truncated-poisson batch. Default: B + 6.5 sqrt(B)."),
 )
 """Options that ``train`` has as well."""
 
 _OPTIONS = (
-    click.option("--dataset-size", type=int, required=True, help="Number of samples (of users with --unit user)."),
-    click.option("--batch-size", type=float, required=True, help="EXPECTED size of a batch."),
-    click.option("--epochs", type=float, help="How often each sample is drawn on average; or give --steps."),
-    click.option("--steps", type=int, help="Number of optimizer steps; or give --epochs."),
-    click.option("--delta", type=float, help="Default: min(1e-5, 1 / (2 * dataset size))."),
+    click.option(
+        "--dataset-size", type=int, required=True, help="Set the number of samples (of users with --unit user)."
+    ),
+    click.option("--batch-size", type=float, required=True, help="Set the EXPECTED size of a batch."),
+    click.option("--epochs", type=float, help="Set how often each sample is drawn on average; or give --steps."),
+    click.option("--steps", type=int, help="Set the number of optimizer steps; or give --epochs."),
+    click.option("--delta", type=float, help="Set delta. Default: min(1e-5, 1 / (2 * dataset size))."),
     *SAMPLING,
-    click.option("--unit", type=click.Choice(UNITS), default="sample", show_default=True, help="Who is protected."),
+    click.option(
+        "--unit", type=click.Choice(UNITS), default="sample", show_default=True, help="Choose who is protected."
+    ),
 )
 _NEIGHBOURS = {
     "add-or-remove-one": "one {unit}'s presence",

@@ -43,11 +43,11 @@ class Experiments(click.Group):
     context_settings={"max_content_width": 110},
     short_help="Run the paper's tables and figures.",
 )
-@click.option("--list", "as_list", is_flag=True, help="Every row and figure of the paper, with its command.")
-@click.option("--json", "as_json", is_flag=True, help="With --list: as one JSON object.")
+@click.option("--list", "as_list", is_flag=True, help="List every row and figure of the paper, with its command.")
+@click.option("--json", "as_json", is_flag=True, help="Print the list as one JSON object.")
 @click.pass_context
 def reproduce(context: click.Context, as_list: bool, as_json: bool) -> None:
-    """The paper's tables and figures: one command each, with the paper's settings.
+    """Run the paper's tables and figures: one command each, with the paper's settings.
 
     \b
     Examples:
@@ -73,7 +73,9 @@ def reproduce(context: click.Context, as_list: bool, as_json: bool) -> None:
 @reproduce.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def sigma(as_json: bool) -> None:
-    """The noise multiplier of every column of the paper's settings table, and of its other budgets. About a minute.
+    """Compute the noise multiplier of every column of the paper's settings table, and of the paper's other budgets.
+
+    This takes about a minute.
 
     \b
     Example:
@@ -102,7 +104,7 @@ def sigma(as_json: bool) -> None:
         print_json({"budgets": rows})
     else:
         click.echo(
-            "\nsigma: of the smaller of two accountants, RDP and PLD. by RDP: what the paper's accountant alone asks for."
+            "\nsigma is by the smaller of two accountants, RDP and PLD; 'by RDP' is what the paper's accountant alone asks for."
         )
 
 
@@ -111,14 +113,16 @@ def sigma(as_json: bool) -> None:
     "--results",
     type=click.Path(path_type=Path, exists=True),
     required=True,
-    help="Folder given as --out, or of NAME.json files that were gathered from one.",
+    help="Read the results of this folder: one that was given as --out, or one of NAME.json files gathered from it.",
 )
 @click.option(
-    "--out", type=click.Path(path_type=Path), help="Folder for tables (.md) and plots (.svg). Default: --results."
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Write tables (.md) and plots (.svg) to this folder. Default: --results.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the names of the files as one JSON object.")
 def tables(results: Path, out: Path | None, as_json: bool) -> None:
-    """Tables and plots of what has been run, next to the paper's numbers.
+    """Write tables and plots of what has been run, next to the paper's numbers.
 
     \b
     Example:
@@ -136,26 +140,27 @@ def tables(results: Path, out: Path | None, as_json: bool) -> None:
 
 
 OPTIONS = (
-    click.option("--model", help="Those alone; several with commas between them. So the next ones."),
-    click.option("--data"),
-    click.option("--epsilon", help="E.g. 2,8; none: without privacy."),
-    click.option("--clipping", help="E.g. uniform:4; none: without privacy."),
-    click.option("--clip", help="Clip function: automatic or abadi."),
-    click.option("--thresholds", help="fixed or adaptive."),
-    click.option("--epochs"),
-    click.option("--seed", help="Of new heads and of batches without privacy, never of noise. Default: 0."),
+    click.option("--model", help="Run these models alone; several with commas between them. The next options work alike."),
+    click.option("--data", help="Run these data sets alone."),
+    click.option("--epsilon", help="Run these budgets alone, e.g. 2,8; none: without privacy."),
+    click.option("--clipping", help="Run these styles alone, e.g. uniform:4; none: without privacy."),
+    click.option("--clip", help="Run these clip functions alone: automatic, abadi."),
+    click.option("--thresholds", help="Run these kinds of thresholds alone: fixed, adaptive."),
+    click.option("--epochs", help="Run these numbers of epochs alone."),
+    click.option("--seed", help="Run these seeds, of new heads and of batches without privacy, never of noise. Default: 0."),
     click.option("--scale", type=click.Choice(["full", "small"]), default="full", show_default=True,
-                 help="small: its twin on small real data, which runs on two cores."),
+                 help="Choose the scale; small: a twin on small real data, which runs on two cores."),
     click.option("--dry-run", is_flag=True, help="Build everything from tiny stand-ins, offline; train nothing."),
     click.option("--out", type=click.Path(path_type=Path), default=Path("results"), show_default=True,
-                 help="Folder of results. What is in it isn't run again."),
+                 help="Write results to this folder. What is in it isn't run again."),
     click.option("--data-folder", type=click.Path(path_type=Path, exists=True),
-                 help="Local copies of data and weights, instead of the Hugging Face hub."),
-    click.option("--subset", is_flag=True, help="The local data may be a part of the published data."),
-    click.option("--microbatch", type=click.IntRange(min=1), help="Most samples held at once, if the paper's are too many."),
-    click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda."),
+                 help="Read local copies of data and weights, instead of the Hugging Face hub."),
+    click.option("--subset", is_flag=True, help="Allow local data that are a part of the published data."),
+    click.option("--microbatch", type=click.IntRange(min=1), 
+                 help="Hold at most so many samples at once, if the paper's number is too large."),
+    click.option("--device", default="auto", show_default=True, help="Choose the device: auto, cpu or cuda."),
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object when done, and nothing else."),
-    click.option("--quiet", is_flag=True, help="No progress."),
+    click.option("--quiet", is_flag=True, help="Show no progress."),
 )  # fmt: skip
 
 

@@ -13,13 +13,18 @@ from ..search import LAWS, calibrate_search, search_cost
 from ..spent import PrivacySpent
 
 _OPTIONS = (
-    click.option("--search", "mean_runs", type=float, help="Of the best of so many runs on average; see --search-law."),
+    click.option(
+        "--search",
+        "mean_runs",
+        type=float,
+        help="Count a search: the best of so many runs on average is chosen; see --search-law.",
+    ),
     click.option(
         "--search-law",
         type=click.Choice(tuple(LAWS)),
         default="geometric",
         show_default=True,
-        help="Law of the number of runs, which must be DRAWN (groupclip.draw_runs) and kept secret.",
+        help="Choose the law of the number of runs, which must be DRAWN (groupclip.draw_runs) and kept secret.",
     ),
 )
 

@@ -19,12 +19,24 @@ if TYPE_CHECKING:
     from ..tasks import Task
 
 _OPTIONS = (
-    click.option("--task", help="digits, mnist, fashion-mnist, imagefolder:PATH or csv:PATH."),
-    click.option("--data", type=click.Path(path_type=Path), help="Path of the task's files, if it isn't in --task."),
-    click.option("--task-option", multiple=True, metavar="NAME=VALUE", help="Repeatable; a list of them is below."),
-    click.option("--model", help="As for groupclip train; default: the task's own."),
-    click.option("--model-option", multiple=True, metavar="NAME=VALUE", help="Repeatable; a list of them is below."),
-    click.option("--clipping", help="Style of the groups, as for groupclip train."),
+    click.option("--task", help="Name the data: digits, mnist, fashion-mnist, imagefolder:PATH or csv:PATH."),
+    click.option(
+        "--data", type=click.Path(path_type=Path), help="Give the path of the task's files, if it isn't in --task."
+    ),
+    click.option(
+        "--task-option",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="Set an option; repeatable. The options are listed below.",
+    ),
+    click.option("--model", help="Name the model, as for groupclip train. Default: the model of the task's recipe."),
+    click.option(
+        "--model-option",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="Set an option; repeatable. The options are listed below.",
+    ),
+    click.option("--clipping", help="Choose the style of the groups, as for groupclip train."),
 )
 
 

@@ -1,4 +1,4 @@
-"""``groupclip train``: the main job."""
+"""``groupclip train``: train a model on a task."""
 
 from __future__ import annotations
 
@@ -23,42 +23,72 @@ if TYPE_CHECKING:
     from ..run import Outcome, PlainOutcome, PlainRun, Run
 
 SETTINGS = (
-    click.option("--task", help="digits, mnist, fashion-mnist, imagefolder:PATH or csv:PATH."),
-    click.option("--data", help="Path of the task's files, if it isn't in --task."),
-    click.option("--task-option", multiple=True, metavar="NAME=VALUE", help="Repeatable; a list of them is below."),
-    click.option("--model", help="vit-micro, vit-tiny, vit-small, vit-base, vit-large, cnn-small, mlp, text-small ..."),
-    click.option("--model-option", multiple=True, metavar="NAME=VALUE", help="Repeatable; a list of them is below."),
-    click.option("--clipping", help="Style of the groups: all-layer, layer-wise, block-wise, uniform:M ..."),
-    click.option("--clip", help="Clip function: automatic (default), abadi, flat-normalised, global."),
-    click.option("--thresholds", help="R (default 1; R_m = R/sqrt(M)), or R_1,..,R_M, or GROUP=R_m,..."),
-    click.option("--adaptive", help="Move them to a quantile of the norms: 0.5, or quantile=0.5,rate=0.2,share=0.01."),
+    click.option("--task", help="Name the data: digits, mnist, fashion-mnist, imagefolder:PATH or csv:PATH."),
+    click.option("--data", help="Give the path of the task's files, if it isn't in --task."),
     click.option(
-        "--allocation", type=click.Choice(ALLOCATIONS), help="How noise is shared among groups. Default: equal."
+        "--task-option",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="Set an option; repeatable. The options are listed below.",
     ),
-    click.option("--hardened", is_flag=True, default=None, help="Noise on a grid, against floating-point attacks."),
+    click.option(
+        "--model",
+        help="Name the model: vit-micro, vit-tiny, vit-small, vit-base, vit-large, cnn-small, mlp, linear or text-small.",
+    ),
+    click.option(
+        "--model-option",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="Set an option; repeatable. The options are listed below.",
+    ),
+    click.option("--clipping", help="Choose the style of the groups: all-layer, layer-wise, block-wise, uniform:M ..."),
+    click.option("--clip", help="Choose the clip function: automatic (default), abadi, flat-normalised or global."),
+    click.option(
+        "--thresholds", help="Set the thresholds: R (default 1; R_m = R/sqrt(M)), or R_1,..,R_M, or GROUP=R_m,..."
+    ),
+    click.option(
+        "--adaptive", help="Move the thresholds to a quantile of the norms: 0.5, or quantile=0.5,rate=0.2,share=0.01."
+    ),
+    click.option(
+        "--allocation", type=click.Choice(ALLOCATIONS), help="Choose how the groups share the noise. Default: equal."
+    ),
+    click.option(
+        "--hardened", is_flag=True, default=None, help="Draw the noise on a grid, against floating-point attacks."
+    ),
     *SAMPLING,
-    click.option("--epsilon", type=float, help="What the whole run may spend."),
+    click.option("--epsilon", type=float, help="Set the epsilon that the whole run may spend."),
     click.option(
-        "--no-privacy", is_flag=True, default=None, help="In its place: a baseline without clipping and noise. NOT PRIVATE."
+        "--no-privacy",
+        is_flag=True,
+        default=None,
+        help="Train a baseline without clipping and noise instead. NOT PRIVATE.",
     ),
-    click.option("--delta", type=float, help="Default: min(1e-5, 1 / (2 * number of samples))."),
-    click.option("--lax-delta", is_flag=True, default=None, help="Take a delta of 1 / (number of samples) or more."),
+    click.option("--delta", type=float, help="Set delta. Default: min(1e-5, 1 / (2 * number of samples))."),
+    click.option("--lax-delta", is_flag=True, default=None, help="Allow a delta of 1 / (number of samples) or more."),
     ACCOUNTANT,
-    click.option("--epochs", type=float, help="How often each sample is drawn on average; or give --steps."),
-    click.option("--steps", type=int, help="Number of optimizer steps."),
-    click.option("--batch-size", type=int, help="EXPECTED size of a batch."),
-    click.option("--microbatch", type=int, help="Most samples held at once; changes memory and speed alone."),
-    click.option("--lr", type=float, help="Learning rate."),
-    click.option("--schedule", help="Of the learning rate: constant, linear or cosine."),
-    click.option("--optimizer", help="adamw or sgd."),
-    click.option("--momentum", type=float, help="Of sgd."),
-    click.option("--weight-decay", type=float),
-    click.option("--pretrain-steps", type=int, help="Of public pretraining on drawn letters first; 0: none."),
+    click.option("--epochs", type=float, help="Set how often each sample is drawn on average; or give --steps."),
+    click.option("--steps", type=int, help="Set the number of optimizer steps; or give --epochs."),
+    click.option("--batch-size", type=int, help="Set the EXPECTED size of a batch."),
     click.option(
-        "--seed", type=int, help="Of initial weights and pretraining, which are public; never of noise or sampling."
+        "--microbatch", type=int, help="Hold at most so many samples at once; this changes memory and speed alone."
     ),
-    click.option("--eval-every", type=int, help="Steps between evaluations on held-out data; 0: never."),
-    click.option("--device", help="auto, cpu or cuda."),
+    click.option("--lr", type=float, help="Set the learning rate."),
+    click.option("--schedule", help="Choose the schedule of the learning rate: constant, linear or cosine."),
+    click.option("--optimizer", help="Choose the optimizer: adamw or sgd."),
+    click.option("--momentum", type=float, help="Set the momentum of sgd."),
+    click.option("--weight-decay", type=float, help="Set the weight decay."),
+    click.option(
+        "--pretrain-steps",
+        type=int,
+        help="Pretrain first for so many steps on drawn letters, which are public; 0: don't.",
+    ),
+    click.option(
+        "--seed",
+        type=int,
+        help="Set the seed of initial weights and pretraining, which are public. It is never the seed of noise or sampling.",
+    ),
+    click.option("--eval-every", type=int, help="Evaluate on held-out data after every so many steps; 0: never."),
+    click.option("--device", help="Choose the device: auto, cpu or cuda."),
 )
 
 
@@ -70,11 +100,11 @@ def _settings(command: Any) -> Any:
 
 @click.command(context_settings={"show_default": False}, epilog=told())
 @_settings
-@click.option("--config", type=click.Path(path_type=Path), help="Settings in YAML, such as a run's run.yaml.")
+@click.option("--config", type=click.Path(path_type=Path), help="Read settings from YAML, such as a run's run.yaml.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
-    help="New or empty folder for everything that is written. Default: runs/TASK-N.",
+    help="Write everything to this new or empty folder. Default: runs/TASK-N.",
 )
 @click.option("--resume", type=click.Path(path_type=Path), metavar="OUT", help="Go on with the run in this folder.")
 @click.option("--keep-resume", is_flag=True, help="Keep OUT/resume (secret) when the run has ended.")
@@ -82,15 +112,16 @@ def _settings(command: Any) -> Any:
     "--workers",
     type=click.IntRange(min=0),
     default=0,
-    help="Threads that decode images at the start, and processes that do so later if memory can't hold all. Default: 0.",
+    help="Decode images with so many threads at the start, and with so many processes later if memory can't hold all. Default: 0.",
 )
 @click.option(
     "--threads",
     type=click.IntRange(min=1),
-    help="Of torch on the CPU. Default: OMP_NUM_THREADS if it is set; else 1 for small models, up to all cores for large ones.",
+    help="Use so many of torch's threads on the CPU. Default: OMP_NUM_THREADS if it is set; else 1 for small models, up to all "
+    "cores for large ones.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object when done, and nothing else.")
-@click.option("--quiet", is_flag=True, help="No progress.")
+@click.option("--quiet", is_flag=True, help="Show no progress.")
 def train(
     config: Path | None,
     out: Path | None,
@@ -104,10 +135,10 @@ def train(
 ) -> None:
     """Train a model with differential privacy.
 
-    What isn't given comes from the task's recipe; the run writes all settings to OUT/run.yaml. Every step is charged on the
-    disk before it is taken, and every 30 seconds a checkpoint is written, at the end of a step: a crash loses the work since
-    then, and the lost steps stay charged. Ctrl-C (exit code 130) and SIGTERM (143) finish the step, write a checkpoint and
-    say how to go on; a second one stops at once.
+    The task's recipe sets what you leave out; the run writes all settings to OUT/run.yaml. Every step is charged on the disk
+    before it is taken. Every 30 seconds a checkpoint is written, at the end of a step. A crash loses the work since then, and the
+    lost steps stay charged. Ctrl-C (exit code 130) and SIGTERM (143) finish the step, write a checkpoint and say how to go on; a
+    second signal stops at once.
 
     \b
     Examples:
@@ -149,7 +180,7 @@ def train(
 
 
 def _threads_at_first(asked: int | None) -> int:
-    """Torch's threads while data are read: texts go through an encoder one by one, which is too little work for more than one."""
+    """Choose torch's threads while data are read: texts go through an encoder one by one, so one thread is enough."""
     import torch
 
     from ..run.threads import chosen_by_environment
@@ -158,7 +189,7 @@ def _threads_at_first(asked: int | None) -> int:
 
 
 def _threads(asked: int | None, prepared: Run | PlainRun, console: Console) -> int:
-    """Torch's threads for a run: those that were asked for, here or by the environment, or what its model can use."""
+    """Choose torch's threads for a run: the number asked for, here or by the environment, or what the model can use."""
     import torch
 
     from ..run.threads import advised_threads, chosen_by_environment
@@ -176,7 +207,7 @@ def _threads(asked: int | None, prepared: Run | PlainRun, console: Console) -> i
 
 
 def _request(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a file, overridden by those of the command line."""
+    """Merge the settings of a file with those of the command line, which win."""
     flags = {name: value for name, value in given.items() if value is not None and not name.endswith("_option")}
     if "thresholds" in flags:
         flags["thresholds"] = parse_thresholds(flags["thresholds"])
