@@ -9,9 +9,9 @@ import pytest
 from groupclip.cli.app import app
 
 VERBS = {
-    "Allow", "Attack", "Audit", "Cap", "Check", "Choose", "Compute", "Count", "Decode", "Draw", "Evaluate", "Find", "Give", "Go",
-    "Hold", "Keep", "List", "Make", "Measure", "Move", "Name", "Pretrain", "Print", "Put", "Read", "Replay", "Run", "Set", "Show", "Take",
-    "Tell", "Train", "Use", "Write", "Build",
+    "Allow", "Attack", "Audit", "Build", "Cap", "Check", "Choose", "Compute", "Count", "Decode", "Draw", "Evaluate",
+    "Find", "Give", "Go", "Hold", "Keep", "List", "Make", "Measure", "Move", "Name", "Pretrain", "Print", "Put",
+    "Read", "Replay", "Run", "Set", "Show", "Take", "Tell", "Train", "Use", "Write",
 }  # fmt: skip
 
 

@@ -156,7 +156,7 @@ OPTIONS = (
     click.option("--data-folder", type=click.Path(path_type=Path, exists=True),
                  help="Read local copies of data and weights, instead of the Hugging Face hub."),
     click.option("--subset", is_flag=True, help="Allow local data that are a part of the published data."),
-    click.option("--microbatch", type=click.IntRange(min=1), 
+    click.option("--microbatch", type=click.IntRange(min=1),
                  help="Hold at most so many samples at once, if the paper's number is too large."),
     click.option("--device", default="auto", show_default=True, help="Choose the device: auto, cpu or cuda."),
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object when done, and nothing else."),
