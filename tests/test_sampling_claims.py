@@ -327,8 +327,77 @@ def test_a_state_loaded_after_a_batch_was_given_up():
     assert taken(next(sampled()), 3)  # of a training of its own
     for steps, whose in ((3, True), (2, False)):  # the third was charged, or comes again
         join(PLAN, 4)
-        ENGINES[PLAN, 4].resumed_at = steps
+        ENGINES[PLAN, 4].training, ENGINES[PLAN, 4].resumed_at = ENGINES[PLAN, 1].training, steps
         assert taken(next(sampled(start=steps)), 4) == whose
+
+
+TWIN = torch.randn(200, 3)
+
+
+def engine_for(plan, state=None):
+    """A model, an optimizer and an engine that goes on from a state of another."""
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    engine = attach(model, optimizer, "all-layer", plan)
+    if state is not None:
+        engine.load_state_dict(state)
+    return model, optimizer, engine
+
+
+def step_on(run, logical_batch):
+    model, optimizer, engine = run
+    for part in logical_batch:
+        engine.backward(model(part).square().sum(1))
+    optimizer.step()
+    optimizer.zero_grad()
+    return engine.ledger.sampling
+
+
+def failing_run(given_up):
+    """Two steps, and batches that were read but ran out of memory: what the run saved, and its iterator."""
+    plan = Mechanism(dataset_size=200, expected_batch_size=20, steps=8, noise_multiplier=1.0)
+    first = engine_for(plan)
+    batches = iter(poisson_batches(TWIN, plan, 7))
+    assert [step_on(first, next(batches)) for _ in range(2)] == ["groupclip"] * 2
+    for _ in range(given_up):
+        list(next(batches))
+    first[2].detach()
+    return plan, first[2].state_dict(), batches
+
+
+@pytest.mark.parametrize("goes_on", ["in another iterator", "in the same"])
+@pytest.mark.parametrize("given_up", [0, 1, 3])
+def test_an_engine_that_loads_a_state_after_batches_were_given_up(given_up, goes_on):
+    """What was drawn for the old engine, and left out, is drawn again or skipped by the new one: by what is in it, perhaps."""
+    plan, state, batches = failing_run(given_up)
+    second = engine_for(plan, state)
+    batches = batches if goes_on == "in the same" else iter(poisson_batches(TWIN, plan, 7, start=2))
+    expected = "mixed" if given_up else "groupclip"
+    assert step_on(second, next(batches)) == expected
+    assert step_on(second, next(batches)) == expected and second[2].ledger.steps_by_sampler["user"] == bool(given_up)
+
+
+def test_what_another_training_left_out_is_nothing_to_one_that_goes_on():
+    """They have equal plans, as trainings from several seeds do; the other broke off later than this one."""
+    plan, _, _ = failing_run(given_up=2)
+    first = engine_for(plan)
+    assert step_on(first, next(iter(poisson_batches(TWIN, plan, 7)))) == "groupclip"
+    second = engine_for(plan, first[2].state_dict())
+    assert step_on(second, next(iter(poisson_batches(TWIN, plan, 7, start=1)))) == "groupclip"
+    older = {key: value for key, value in second[2].state_dict().items() if key != "training"}
+    third = engine_for(plan, older)  # a state of an older version
+    assert step_on(third, next(iter(poisson_batches(TWIN, plan, 7, start=2)))) == "groupclip"
+
+
+@pytest.mark.parametrize(("counted", "whose"), [(0, "mixed"), (1, "mixed"), (2, "groupclip")])
+def test_batches_that_were_lost_can_be_counted(counted, whose):
+    """They are paid for then, as ``groupclip train`` pays for the steps of a crash."""
+    plan, state, _ = failing_run(given_up=2)
+    second = engine_for(plan, state)
+    for _ in range(counted):
+        second[2].ledger.record("groupclip")
+    batches = poisson_batches(TWIN, plan, 7, start=second[2].ledger.steps)
+    assert step_on(second, next(iter(batches))) == whose
 
 
 # ------------------------------------------------------------------ the same batch again

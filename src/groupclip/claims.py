@@ -7,6 +7,7 @@ anew. Which one is left out may depend on what is in it, and epsilon is for batc
 import bisect
 import itertools
 import threading
+import uuid
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -28,6 +29,7 @@ class Run:
         self.over = False  # its iterator ended, or was given up
         self.drawn: list[int] = []  # numbers of its batches, which rise
         self.latest: deque[HandedOut] = deque(maxlen=_KEPT)
+        self.trainings: set[str] = set()  # that stepped on its batches
         self._done: dict[int, int] = {}  # number of an engine -> how many of them are behind it
         with _lock:
             _runs[:] = [run for run in _runs if not run._is_settled()]
@@ -57,10 +59,14 @@ class Run:
             return False
         return self.is_of(owner) or (self.is_nobodys and (self.over or alone))
 
-    def was_begun_again(self, step: int, owner: int) -> bool:
-        """Whether batches from ``step`` on, drawn before the owner was attached, had a step of nobody: they are drawn again now."""
+    def was_begun_again(self, step: int, owner: int, training: str) -> bool:
+        """Whether batches from ``step`` on, drawn before the owner was attached, had a step of nobody: they are drawn again now.
+
+        Those of another training are nothing to this one.
+        """
         before = bisect.bisect_left(self.drawn, owner)
-        return self.secret and max(self._done.values(), default=0) < before and self.start + before > step
+        left = max(self._done.values(), default=0) < before and self.start + before > step
+        return self.secret and left and (self.is_nobodys or training in self.trainings)
 
     def settle(self, owner: int) -> None:
         """What was left out is counted once."""
@@ -125,12 +131,14 @@ class Owner:
 
     Attributes:
         since: its number. Batches with smaller numbers were drawn before it was attached, and are of another engine's run.
-        resumed_at: steps that a loaded state counted; None where none was.
+        training: a name that engines have in common where one goes on from the state of another. Chance alone chose it.
+        resumed_at: steps that were counted when a state was loaded, and no step was taken since; None where none was.
     """
 
     def __init__(self, mechanism: Mechanism) -> None:
         self.mechanism = mechanism
         self.since = next(_numbers)
+        self.training = uuid.uuid4().hex
         self.resumed_at: int | None = None
         with _lock:
             _joined.add(self)
@@ -168,6 +176,7 @@ class Owner:
         for batch in used:
             batch.claimed_by.add(owner)
             batch.run.done_with(batch, owner)
+            batch.run.trainings.add(self.training)
         return bool(in_turn) and not left
 
     def draws(self) -> bool:
@@ -200,12 +209,12 @@ class Owner:
                 yield batch
 
     def _left(self, used: set[Run]) -> list[Run]:
-        """Runs of this plan beside the ``used`` ones whose batches have no step."""
+        """Runs of this plan whose batches have no step: beside the ``used`` ones, and after a loaded state in these too."""
         with _lock:
-            runs = [run for run in _runs if run.mechanism == self.mechanism and run not in used]
-        left = [run for run in runs if run.was_left(self.since, self.alone)]
+            runs = [run for run in _runs if run.mechanism == self.mechanism]
+        left = [run for run in runs if run not in used and run.was_left(self.since, self.alone)]
         if self.resumed_at is not None:
-            left += [run for run in runs if run.was_begun_again(self.resumed_at, self.since)]
+            left += [run for run in runs if run.was_begun_again(self.resumed_at, self.since, self.training)]
             self.resumed_at = None
         return left
 

@@ -340,7 +340,10 @@ class Engine:
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
-        """Ledger, thresholds and partition as plain values. Neither key, seed nor statistic of the data is in it."""
+        """Ledger, thresholds and partition as plain values, and a name of the training that chance chose.
+
+        Neither key, seed nor statistic of the data is in it.
+        """
         return {
             "ledger": None if self.ledger is None else self.ledger.state_dict(),
             "thresholds": dict(self.thresholds),
@@ -349,6 +352,7 @@ class Engine:
             "unsafe": sorted(self._unsafe),
             "noise": {"secure": self._secure, "hardened": self._hardened, "foreign": self._foreign},
             "earlier": [] if self._training is None else [e.to_dict() for e in self._training.before],
+            "training": self._step.training,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -358,8 +362,8 @@ class Engine:
             PrivacyViolation: the state is of another plan, partition, clip function, or other thresholds.
             ValueError: not the state of an engine.
         """
-        # states of older versions tell of no earlier training
-        if not isinstance(state, Mapping) or set(state) | {"earlier"} != set(self.state_dict()):
+        # states of older versions tell of no earlier training, and have no name
+        if not isinstance(state, Mapping) or set(state) | {"earlier", "training"} != set(self.state_dict()):
             found = sorted(state) if isinstance(state, Mapping) else type(state).__name__
             raise ValueError(
                 f"not the state of an engine: {found}, and not {sorted(self.state_dict())}; pass what engine.state_dict() returned"
@@ -390,6 +394,7 @@ class Engine:
                     "key of that run, its noise comes a second time, and can be subtracted. Attach without noise=, for a fresh key"
                 )
             self.ledger.load_state_dict(state["ledger"])
+            self._step.resumed(self.ledger.steps, str(state.get("training", "")))
             if self._training is not None:
                 self._training.loaded(state.get("earlier", ()))
         self._amounts.load(state["thresholds"])

@@ -85,10 +85,20 @@ class PrivateStep:
         """Forget the samples of the backward pass that failed."""
         self._seen, self._acting = seen
 
-    def resumed(self, steps: int) -> None:
-        """A state that counts so many steps was loaded: batches of later steps that were drawn in this process come again."""
+    @property
+    def training(self) -> str:
+        """A name of chance, which a state carries on; empty without a plan."""
+        return "" if self._owner is None else self._owner.training
+
+    def resumed(self, steps: int, training: str) -> None:
+        """A state that counts so many steps was loaded: batches of later steps that were drawn in this process come again.
+
+        Args:
+            training: the name in that state; empty if it is of an older version.
+        """
         if self._owner is not None and steps:
             self._owner.resumed_at = steps
+            self._owner.training = training or self._owner.training
 
     def leave(self) -> None:
         """The engine is detached."""
@@ -189,6 +199,8 @@ class PrivateStep:
             self._owner.check_filling(_most(self._seen), _most(self._acting))
             self._check_finite()
             # Counted first: whatever interrupts what follows, no noise is added that isn't counted.
+            if self._owner.resumed_at is not None:  # batches lost in a crash may have been counted since
+                self._owner.resumed_at = self._ledger.steps
             own = self._owner.claim(_most(self._seen), self._passes)
             self._ledger.record("groupclip" if own else "user")
             if not own:

@@ -673,7 +673,7 @@ ACCOUNTING = (
         "a state loaded after a batch was given up vouched for",
         "a statement says groupclip's sampling only where every batch that was drawn has a step, whichever engine it was for",
         "tests/test_sampling_claims.py",
-        ("claims.py", "if self.resumed_at is not None:", "if False:"),
+        ("step.py", "            self._owner.resumed_at = steps\n", ""),
     ),
     mutant(
         "a micro-batch twice vouched for",
@@ -797,8 +797,8 @@ RUNS = (
         "tests/run/test_run_resume.py",
         (
             "run/train.py",
-            "ledger, progress = _charge_lost(saved, charged)",
-            "ledger, progress = _charge_lost(saved, 0)",
+            "engine, progress = checkpoint.charged_to(saved, charged)",
+            "engine, progress = checkpoint.charged_to(saved, 0)",
         ),
     ),
     mutant(
@@ -808,10 +808,16 @@ RUNS = (
         (
             "run/loop.py",
             '                with said_plainly("charging a step", going_on):\n                    step = journal.charge()\n'
-            "                self._step(batch, step)\n",
-            "                self._step(batch, journal.charged + 1)\n"
+            "                self._step(next(batches), step)\n",
+            "                self._step(next(batches), journal.charged + 1)\n"
             '                with said_plainly("charging a step", going_on):\n                    step = journal.charge()\n',
         ),
+    ),
+    mutant(
+        "a failed step of a table's cell drawn again",
+        "every batch that was drawn is charged, also one that failed",
+        "tests/reproduce/test_trainer.py",
+        ("reproduce/underway.py", "            self._journal.charge()\n", "            pass\n"),
     ),
     mutant(
         "ledger of another plan accepted",

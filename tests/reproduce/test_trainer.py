@@ -185,8 +185,8 @@ def test_a_private_run_that_was_stopped_takes_the_steps_that_are_left(tmp_path, 
     first, again = workload(), workload()
     with pytest.raises(Enough):
         train_cell(first, experiment="t", cell={}, settings=settings, folder=tmp_path, tell=stopping_at(7))
-    (kept,) = (tmp_path / "t" / "underway").iterdir()
-    assert kept.stat().st_mode & 0o077 == 0
+    kept = list((tmp_path / "t" / "underway").iterdir())
+    assert [path.stat().st_mode & 0o077 for path in kept] == [0, 0]  # state and journal
     taken, steps = [], []
 
     def tell(step: int, _: int) -> None:
@@ -207,24 +207,69 @@ def test_a_private_run_that_was_stopped_takes_the_steps_that_are_left(tmp_path, 
     assert not (tmp_path / "t" / "underway").exists()
 
 
-def test_a_crash_goes_back_to_the_last_checkpoint(tmp_path):
-    ours = workload()
-    losses, batches = ours.losses, []
+def failing_after(passes: int, error: BaseException) -> Workload:
+    ours, seen = workload(), []
 
     def failing(model, batch):
-        batches.append(1)
-        if len(batches) > 20:
-            raise RuntimeError("out of memory")
-        return losses(model, batch)
+        seen.append(1)
+        if len(seen) > passes:
+            raise error
+        return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
-    broken = replace(ours, losses=failing)
+    return replace(ours, losses=failing)
+
+
+@pytest.mark.parametrize("microbatch", [16, 4])
+@pytest.mark.parametrize("every", [0.0, 600.0])
+def test_a_step_that_fails_stays_charged_and_no_other_is_lost(tmp_path, every, microbatch):
+    """Which batch runs out of memory depends on what is in it: it isn't drawn again, and epsilon is the plan's."""
+    broken, told, steps = failing_after(20, RuntimeError("out of memory")), [], []
     with pytest.raises(RuntimeError, match="out of memory"):
-        train_cell(broken, experiment="t", cell={}, settings=PRIVATE, folder=tmp_path, checkpoint_seconds=0.0)
+        train_cell(
+            broken, experiment="t", cell={}, settings=PRIVATE, folder=tmp_path, checkpoint_seconds=every,
+            tell=lambda step, _: told.append(step),
+        )  # fmt: skip
+    again, taken = workload(), []
+
+    def tell(step: int, _: int) -> None:
+        steps.append(step)
+        taken.append([p.detach().clone() for p in again.model.parameters()])
+
+    smaller = replace(PRIVATE, microbatch=microbatch)
+    result = train_cell(again, experiment="t", cell={}, settings=smaller, folder=tmp_path, tell=tell)
+    assert told == list(range(1, told[-1] + 1)) and steps == list(range(told[-1] + 2, 13))
+    assert result.privacy["steps"] == 12 and result.privacy["steps_lost"] == 1
+    assert result.privacy["sampling"] == "groupclip" and result.privacy["epsilon"] <= 3.0
+    moved = [(p - q).abs().max().item() for p, q in zip(taken[0], broken.model.parameters(), strict=True)]
+    assert max(moved) <= 1.2 * PRIVATE.lr  # of AdamW, as above: from the weights of the last step that succeeded
+    assert not (tmp_path / "t" / "underway").exists()
+
+
+class Killed(BaseException):
+    """What no handler of errors sees."""
+
+
+def test_what_a_kill_loses_stays_charged(tmp_path):
+    with pytest.raises(Killed):
+        train_cell(failing_after(20, Killed()), experiment="t", cell={}, settings=PRIVATE, folder=tmp_path)
+    (journal,) = (tmp_path / "t" / "underway").glob("*.jsonl")
+    charged = json.loads(journal.read_text().splitlines()[-1])["charged"]
     steps = []
     result = train_cell(
         workload(), experiment="t", cell={}, settings=PRIVATE, folder=tmp_path, tell=lambda step, _: steps.append(step)
     )
-    assert steps[0] > 2 and steps == list(range(steps[0], 13)) and result.privacy["steps"] == 12
+    assert charged > 2 and steps == list(range(charged + 1, 13))
+    assert result.privacy["steps"] == 12 and result.privacy["steps_lost"] == charged
+    assert result.privacy["sampling"] == "groupclip"
+
+
+def test_a_cell_without_its_journal_is_not_gone_on_with(tmp_path):
+    with pytest.raises(Enough):
+        train_cell(workload(), experiment="t", cell={}, settings=PRIVATE, folder=tmp_path, tell=stopping_at(2))
+    (journal,) = (tmp_path / "t" / "underway").glob("*.jsonl")
+    journal.unlink()
+    with pytest.raises(gc.PrivacyViolation, match="is missing: it counts the steps"):
+        train_cell(workload(), experiment="t", cell={}, settings=PRIVATE, folder=tmp_path)
 
 
 def test_a_state_of_other_settings_is_refused(tmp_path):

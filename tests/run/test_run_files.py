@@ -54,6 +54,27 @@ def test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint(tmp_path, monke
     assert (outcome.steps, outcome.updates) == (STEPS, STEPS - 4)
 
 
+def test_a_charge_that_the_disk_did_not_take_draws_no_batch(tmp_path, monkeypatch):
+    """Not a byte of the line was written, so the step is taken when the run goes on, in this process: no batch was left out."""
+    out = tmp_path / "run"
+    stopped_run(out, 2)
+    write = os.write
+
+    def full(descriptor, data):
+        if bytes(data) == b'{"charged": 6}\n':
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, data)
+
+    monkeypatch.setattr("groupclip.run.files.os.write", full)
+    with pytest.raises(RunFailed, match="no space left on the disk while charging a step"):
+        resume(out).train()
+    monkeypatch.undo()
+    run = resume(out)
+    assert run.loop.progress.lost == ()
+    outcome = run.train()
+    assert (outcome.steps, outcome.updates) == (STEPS, STEPS)
+
+
 @pytest.mark.parametrize("written", ["run.yaml", "checkpoint.safetensors"])
 def test_a_full_disk_at_the_very_beginning(tmp_path, monkeypatch, written):
     out = tmp_path / "run"

@@ -24,7 +24,8 @@ class Result:
     experiment: the table or figure, and the scale: ``vision`` or ``vision-small``.
     cell: what tells this run from its neighbours: model, data, epsilon, clipping, clip, seed.
     settings: everything else that was chosen: epochs, batch_size, lr, weight_decay, ...
-    privacy: epsilon, delta, noise_multiplier, sample_rate, steps, adjacency, accountant; empty for non-private runs.
+    privacy: epsilon, delta, noise_multiplier, sample_rate, steps, steps_lost (charged, but their updates were lost in crashes),
+        adjacency, accountant; empty for non-private runs.
     groups: M, or 0 for non-private runs.
     metrics: name -> value on held-out data, in the units of the paper's tables (accuracy in percent).
     peak_bytes: most live bytes of one step as measured or predicted; None where it wasn't asked for.

@@ -6,6 +6,7 @@ import itertools
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,8 @@ def train_cell(
         privacy = {}
     else:
         mechanism = settings.mechanism(len(workload.train))  # type: ignore[arg-type]
-        engine, taken = train_privately(workload, settings, mechanism, device, tell, underway)
-        privacy, groups = _spent(engine, settings.delta), len(engine.partition)
+        engine, taken, lost = train_privately(workload, settings, mechanism, device, tell, underway)
+        privacy, groups = _spent(engine, settings.delta, lost), len(engine.partition)
     seconds = time.perf_counter() - began
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else workload.predicted_peak
     told = {**settings.to_dict(), "workload": dict(workload.description), "steps_timed": taken}
@@ -75,32 +76,40 @@ def train_cell(
 def train_privately(
     workload: Workload, settings: TrainSettings, mechanism: Mechanism, device: torch.device, tell: Tell | None = None,
     underway: Underway | None = None,
-) -> tuple[Engine, int]:  # fmt: skip
-    """The steps of the mechanism's plan that aren't taken yet.
+) -> tuple[Engine, int, int]:  # fmt: skip
+    """The steps of the mechanism's plan that aren't charged yet.
 
     Dropout masks come from the operating system's randomness: with masks known beforehand, one sample more in a batch
     would visibly shift the masks of those after it.
 
     Returns:
-        The engine, detached: its ledger and record say what was spent; and how many steps were taken here.
+        The engine, detached: its ledger and record say what was spent; how many steps were taken here; and how many were charged
+        in vain, here or before: their updates were lost in crashes.
     """
     model = workload.model
     torch.manual_seed(secrets.randbits(63))
     optimizer = _optimizer(workload, settings)
     engine = attach(model, optimizer, _groups(settings), mechanism, clip=settings.clip, thresholds=settings.thresholds)
     assert engine.ledger is not None
-    if underway is not None:
-        underway.restore(model, optimizer, engine)
-    begun = engine.ledger.steps
+    underway = Underway(None, "", {}, {}) if underway is None else underway
+    updates = underway.restore(model, optimizer, engine).updates
+    begun, steps = engine.ledger.steps, mechanism.steps
     model.train()
     batches = poisson_batches(workload.train, mechanism, settings.microbatch, start=begun, collate=workload.collate)
-    for step, batch in enumerate(batches, start=begun + 1):
-        for microbatch in batch:
-            engine.backward(workload.losses(model, to_device(microbatch, device)))
-        _update(optimizer, settings.learning_rate(step, mechanism.steps))
-        _between(step, mechanism.steps, tell, underway, model, optimizer, engine)
+    with closing(underway), closing(iter(batches)) as drawn:
+        for step in range(begun + 1, steps + 1):
+            underway.charge()
+            try:
+                for microbatch in next(drawn):
+                    engine.backward(workload.losses(model, to_device(microbatch, device)))
+            except Exception:  # the weights are as they were, and this step alone is lost
+                underway.save(updates, model, optimizer, engine)
+                raise
+            _update(optimizer, settings.learning_rate(step, steps))
+            updates += 1
+            _between(step, steps, tell, underway, updates, model, optimizer, engine)
     engine.detach()
-    return engine, mechanism.steps - begun
+    return engine, steps - begun, steps - updates
 
 
 def _plain(
@@ -111,7 +120,7 @@ def _plain(
     steps = settings.steps_on(records)
     torch.manual_seed(settings.seed)
     optimizer = _optimizer(workload, settings)
-    begun = underway.restore(model, optimizer, None)
+    begun = underway.restore(model, optimizer, None).updates
     model.train()
     batches = shuffled(records, settings.batch_size, settings.seed)
     for step, rows in enumerate(itertools.islice(batches, begun, steps), start=begun + 1):
@@ -120,12 +129,12 @@ def _plain(
             losses = workload.losses(model, to_device(workload.collate(part), device))
             (losses.sum() / len(rows)).backward()
         _update(optimizer, settings.learning_rate(step, steps))
-        _between(step, steps, tell, underway, model, optimizer, None)
+        _between(step, steps, tell, underway, step, model, optimizer, None)
     return steps - begun
 
 
 def _between(
-    step: int, steps: int, tell: Tell | None, underway: Underway | None, model: nn.Module, optimizer: Optimizer,
+    step: int, steps: int, tell: Tell | None, underway: Underway, updates: int, model: nn.Module, optimizer: Optimizer,
     engine: Engine | None,
 ) -> None:  # fmt: skip
     """After a step: tell, and keep the state if it is time, if somebody asked to stop, or before the scores are taken."""
@@ -133,11 +142,10 @@ def _between(
         if tell is not None:
             tell(step, steps)
     except BaseException:
-        if underway is not None:
-            underway.save(step, model, optimizer, engine)
+        underway.save(updates, model, optimizer, engine)
         raise
-    if underway is not None and (step == steps or underway.due()):
-        underway.save(step, model, optimizer, engine)
+    if step == steps or underway.due():
+        underway.save(updates, model, optimizer, engine)
 
 
 def shuffled(records: int, batch_size: int, seed: int) -> Iterator[list[int]]:
@@ -185,7 +193,7 @@ def _update(optimizer: Optimizer, lr: float) -> None:
     optimizer.zero_grad()
 
 
-def _spent(engine: Engine, delta: float) -> dict[str, Any]:
+def _spent(engine: Engine, delta: float, lost: int) -> dict[str, Any]:
     assert engine.ledger is not None
     spent, mechanism = engine.ledger.spent(delta=delta), engine.ledger.mechanism
     return {
@@ -194,6 +202,7 @@ def _spent(engine: Engine, delta: float) -> dict[str, Any]:
         "noise_multiplier": mechanism.noise_multiplier,
         "sample_rate": mechanism.sample_rate,
         "steps": spent.steps,
+        "steps_lost": lost,
         "adjacency": mechanism.adjacency,
         "accountant": spent.accountant,
         "sampling": engine.ledger.sampling,

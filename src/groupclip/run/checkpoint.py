@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +93,17 @@ def load(path: Path) -> Checkpoint:
         raise RunFailed(
             f"{path} is no checkpoint of this version of groupclip ({error}): start the run again in a new folder"
         ) from error
+
+
+def charged_to(saved: Checkpoint, charged: int) -> tuple[dict[str, Any], Progress]:
+    """The engine's state with its ledger raised to the steps that were charged, and the progress: what is between is lost."""
+    ledger = dict(saved.engine["ledger"])
+    counted = sum(ledger["steps"].values())
+    if charged <= counted:
+        return saved.engine, saved.progress
+    ledger["steps"] = {**ledger["steps"], "groupclip": ledger["steps"]["groupclip"] + charged - counted}
+    lost = (*saved.progress.lost, (counted + 1, charged))
+    return {**saved.engine, "ledger": ledger}, replace(saved.progress, lost=lost)
 
 
 @contextlib.contextmanager

@@ -62,12 +62,13 @@ class Loop:
             self._refuse_overtaken()
             journal = Journal(self.folder.journal, self.ledger.steps)
             metrics = Lines(self.folder.metrics, mode=PUBLIC, durable=False)
-        batches = iter(self._batches())
+        left = self._batches()
+        batches = iter(left)
         try:
-            for batch in batches:
+            for _ in range(len(left)):  # a batch is drawn when it is charged: or else another might be drawn in its place
                 with said_plainly("charging a step", going_on):
                     step = journal.charge()
-                self._step(batch, step)
+                self._step(next(batches), step)
                 row = self._row(step)
                 with said_plainly("writing metrics.jsonl", going_on):
                     metrics.append(row_text(row))

@@ -150,8 +150,8 @@ def resume(
         with checkpoint.usable(folder.checkpoint):
             trainer.model.load_state_dict(saved.weights)
             trainer.optimizer.load_state_dict(saved.optimizer)
-            ledger, progress = _charge_lost(saved, charged)
-            trainer.engine.load_state_dict({**saved.engine, "ledger": ledger})
+            engine, progress = checkpoint.charged_to(saved, charged)
+            trainer.engine.load_state_dict(engine)
         cut_torn_row(folder.metrics)
     except BaseException:
         folder.close()
@@ -294,14 +294,3 @@ def _refuse_finished(folder: RunFolder, counted: int, planned: int) -> None:
             f"the run in {folder.root} is finished, its release is in {folder.release}, and {folder.resume} is an older copy, "
             f"of step {counted}: going on from it would put fewer updates in place of that release. Delete {folder.resume}"
         )
-
-
-def _charge_lost(saved: checkpoint.Checkpoint, charged: int) -> tuple[dict[str, Any], Progress]:
-    """The checkpoint's ledger, raised to the steps that journal and rows say were charged."""
-    ledger = dict(saved.engine["ledger"])
-    counted = sum(ledger["steps"].values())
-    if charged <= counted:
-        return ledger, saved.progress
-    ledger["steps"] = {**ledger["steps"], "groupclip": ledger["steps"]["groupclip"] + charged - counted}
-    lost = (*saved.progress.lost, (counted + 1, charged))
-    return ledger, replace(saved.progress, lost=lost)
