@@ -7,8 +7,7 @@ import sys
 
 import pytest
 
-from groupclip import Mechanism
-from groupclip.cli import main
+from groupclip import Mechanism, cli
 from groupclip.cli.app import run
 from groupclip.figures import figure
 
@@ -274,7 +273,7 @@ def test_help_has_an_example(capsys, command):
 def test_without_the_extra_the_command_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "rich", None)
     with pytest.raises(SystemExit, match=r"needs rich, which isn't installed; run: pip install 'groupclip\[cli\]'"):
-        main()
+        cli.command(["--help"])
 
 
 def test_as_a_module_it_ends_with_the_exit_code():

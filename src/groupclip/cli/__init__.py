@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Sequence
 
-from .signals import INTERRUPTED, STOPPED, end_quietly
 
-
-def main() -> None:
-    """Entry point of ``groupclip``: ends the process with an exit code; see :mod:`groupclip.cli.app`."""
-    end_quietly()
+def command(arguments: Sequence[str]) -> int:
+    """Run one command line; returns its exit code. Ends the process with a message where a package that it needs is missing."""
     try:
-        try:
-            import click  # noqa: F401
-            import rich  # noqa: F401
-            import yaml  # noqa: F401
-        except ModuleNotFoundError as error:
-            sys.exit(
-                f"groupclip: the command line needs {error.name}, which isn't installed; run: pip install 'groupclip[cli]'"
-            )
-        from .app import run
+        import click  # noqa: F401
+        import rich  # noqa: F401
+        import yaml  # noqa: F401
+    except ModuleNotFoundError as error:
+        sys.exit(
+            f"groupclip: the command line needs {error.name}, which isn't installed; run: pip install 'groupclip[cli]'"
+        )
+    from .app import run
 
-        logging.basicConfig(format="%(name)s: %(message)s")
-
-        sys.exit(run(sys.argv[1:]))
-    except KeyboardInterrupt:  # before the command began
-        sys.stderr.write(STOPPED)
-        sys.exit(INTERRUPTED)
+    logging.basicConfig(format="%(name)s: %(message)s")
+    return run(arguments)

@@ -1,5 +1,5 @@
 """``python -m groupclip.cli``."""
 
-from . import main
+from groupclip_command import main
 
 main()

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import click
 
+from groupclip_command import INTERRUPTED, STOPPED
+
 from ..errors import GroupClipError
 from .audit import audit
 from .bench import bench
@@ -16,7 +18,6 @@ from .check import check
 from .epsilon import epsilon
 from .memory import plan
 from .reproduce import reproduce
-from .signals import INTERRUPTED, STOPPED
 from .train import train
 
 FAILED = 1

@@ -7,26 +7,9 @@ import signal
 from types import FrameType, TracebackType
 from typing import Any
 
-INTERRUPTED, STOPPED = 130, "groupclip: stopped\n"
+from groupclip_command import interrupt
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
-def end_quietly() -> None:
-    """From now on Ctrl-C raises KeyboardInterrupt, but ends the process at once where it meets an import.
-
-    NumPy and torch make other errors of an interruption while they are loaded, and can't be loaded a second time.
-    """
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # it may be ignored: nohup
-        signal.signal(signal.SIGINT, _interrupt)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    while frame is not None:
-        if frame.f_code.co_filename.startswith("<frozen importlib"):
-            os.write(2, STOPPED.encode())
-            os._exit(128 + number)
-        frame = frame.f_back
-    raise KeyboardInterrupt
 
 
 class StopOnSignal:
@@ -46,7 +29,7 @@ class StopOnSignal:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:
-            _interrupt(number, frame)
+            interrupt(number, frame)
         self.received = number
         # not through a buffered stream: the handler may have interrupted a write to it
         os.write(2, b"\nfinishing the step, then writing a checkpoint; again to stop at once\n")
