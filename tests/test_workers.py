@@ -271,6 +271,7 @@ from groupclip.mechanism import Mechanism
 from groupclip.sampling import poisson_batches
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored where this began: in the background of a shell
     plan = Mechanism(dataset_size=200, expected_batch_size=20, steps=500)
     run = iter(poisson_batches(list(range(200)), plan, 5, num_workers=1))
     list(next(run))
