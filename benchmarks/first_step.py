@@ -23,7 +23,7 @@ import transformers
 from torch import Tensor, nn
 
 import groupclip as gc
-from groupclip.boxmuller import vectorised
+from groupclip.noise.boxmuller import vectorised
 
 SEED = 0
 

@@ -19,10 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from groupclip.batch import tensors_in
 from groupclip.memory.live import Live
 from groupclip.memory.sketch import blank_model, sketching
 from groupclip.memory.workload import default_loss
+from groupclip.nested import tensors_in
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,12 @@ from shapes import Made, gpt2, hf, hf_vit, llama, roberta, text, vit
 from torch import nn
 
 import groupclip as gc
-from groupclip.bench import interleaved, one_pass
 from groupclip.memory import Fact, Planner, measure
 from groupclip.memory.figures import draw_curves, draw_lines, draw_trade
 from groupclip.memory.planner import bell
 from groupclip.memory.trace import Linear
 from groupclip.memory.workload import default_loss
+from groupclip.paper.bench import interleaved, one_pass
 
 STYLES = ("all-layer", "uniform:2", "uniform:4", "block-wise", "layer-wise", "planned:4")
 

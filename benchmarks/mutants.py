@@ -31,10 +31,11 @@ from planted import MUTANTS, Mutant  # noqa: E402
 
 #: Where chance decides: noise, samplers, thresholds that move, audits. Fixed keys and seeds; ``reseeded`` moves them.
 STATISTICAL = (
-    "tests/test_noise.py", "tests/test_noise_tails.py", "tests/test_engine_noise.py", "tests/test_engine_release.py",
-    "tests/test_sampling_law.py", "tests/test_draws.py", "tests/test_hardened.py", "tests/test_adaptive.py",
-    "tests/audit/test_audit_step.py::test_a_sound_step_is_bounded_from_both_sides", "tests/audit/test_audit_statistics.py",
-    "tests/audit/test_audit_run.py",
+    "tests/noise/test_sources.py", "tests/noise/test_sources_tails.py", "tests/noise/test_grid.py", "tests/engine/test_noise.py",
+    "tests/engine/test_release.py", "tests/sampling/test_draws_law.py", "tests/sampling/test_draws.py",
+    "tests/clipping/test_adaptive.py",
+    "tests/auditing/test_step.py::test_a_sound_step_is_bounded_from_both_sides", "tests/auditing/test_statistics.py",
+    "tests/auditing/test_run.py",
 )  # fmt: skip
 
 

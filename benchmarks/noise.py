@@ -21,9 +21,9 @@ import cryptography
 import numpy as np
 import torch
 
-from groupclip.keystream import Keystream, new_key
-from groupclip.noise import SecureNoise
-from groupclip.normals import CHUNK
+from groupclip.noise.keystream import Keystream, new_key
+from groupclip.noise.normals import CHUNK
+from groupclip.noise.sources import SecureNoise
 
 SIGNED_UNIT = 2.0**-63  # a signed 64-bit word to [-1, 1]
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from groupclip.bench import interleaved, one_pass
+from groupclip.paper.bench import interleaved, one_pass
 
 
 class Uses(nn.Module):

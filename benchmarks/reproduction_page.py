@@ -14,16 +14,16 @@ import json
 import re
 from pathlib import Path
 
-from groupclip.reproduce.catalogue import Table, catalogue
-from groupclip.reproduce.cells import EXPERIMENT
-from groupclip.reproduce.figures import figure_of
-from groupclip.reproduce.listing import small_command
-from groupclip.reproduce.pages import environments, experiments_in
-from groupclip.reproduce.printed import printed_settings
-from groupclip.reproduce.results import Result, gather, gathered
-from groupclip.reproduce.scaled import ScaledExperiment, experiments
-from groupclip.reproduce.sigma import budgets
-from groupclip.reproduce.tables import Found, markdown, scaled_table, table_page
+from groupclip.paper.catalogue import Table, catalogue
+from groupclip.paper.cells import EXPERIMENT
+from groupclip.paper.figures import figure_of
+from groupclip.paper.listing import small_command
+from groupclip.paper.pages import environments, experiments_in
+from groupclip.paper.printed import printed_settings
+from groupclip.paper.results import Result, gather, gathered
+from groupclip.paper.scaled import ScaledExperiment, experiments
+from groupclip.paper.sigma import budgets
+from groupclip.paper.tables import Found, markdown, scaled_table, table_page
 
 DOCS = Path(__file__).parent.parent / "docs"
 KEPT = DOCS / "reproduction"

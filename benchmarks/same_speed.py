@@ -22,9 +22,9 @@ from torch.nn import CrossEntropyLoss
 from torch.nn import functional as F
 
 import groupclip as gc
-from groupclip.bench import PLAIN, Timing, clock_on, interleaved, timing, waiting
 from groupclip.memory.live import Live
 from groupclip.models import build_model
+from groupclip.paper.bench import PLAIN, Timing, clock_on, interleaved, timing, waiting
 from groupclip.run.environment import environment
 
 STYLES = ("all-layer", "uniform:2", "uniform:3", "uniform:4", "uniform:6", "layer-wise", "param-wise")

@@ -14,8 +14,8 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from groupclip.bench import interleaved, one_pass
 from groupclip.models import build_model
+from groupclip.paper.bench import interleaved, one_pass
 
 STYLES = ("all-layer", "uniform:4", "block-wise", "layer-wise")
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from groupclip.reproduce.pages import environments, experiments_in
-from groupclip.reproduce.results import gather, gathered
-from groupclip.reproduce.scaled import e2e, text
-from groupclip.reproduce.scaled.text_report import Report
+from groupclip.paper.pages import environments, experiments_in
+from groupclip.paper.results import gather, gathered
+from groupclip.paper.scaled import e2e, text
+from groupclip.paper.scaled.text_report import Report
 
 DOCS = Path(__file__).parent.parent / "docs" / "reproduction"
 PAGES = {

@@ -11,9 +11,9 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from groupclip.reproduce.scaled.vision import FULL, SIZES, STYLES, Folders, build
-from groupclip.reproduce.scaled.vision_data import read
-from groupclip.reproduce.trainer import train_cell
+from groupclip.paper.scaled.vision import FULL, SIZES, STYLES, Folders, build
+from groupclip.paper.scaled.vision_data import read
+from groupclip.paper.trainer import train_cell
 
 STAND_IN = "fashion_mnist.npz"
 RECORDS = 50_000

@@ -10,9 +10,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from groupclip.reproduce.pages import environments
-from groupclip.reproduce.results import gather, gathered
-from groupclip.reproduce.scaled.vision_report import Report, learning_rates
+from groupclip.paper.pages import environments
+from groupclip.paper.results import gather, gathered
+from groupclip.paper.scaled.vision_report import Report, learning_rates
 
 DOCS = Path(__file__).parent.parent / "docs" / "reproduction"
 NAME = "vision-small"

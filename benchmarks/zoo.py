@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 TESTS = Path(__file__).resolve().parent.parent / "tests"
-sys.path[:0] = [str(TESTS), str(TESTS / "zoo")]
+sys.path[:0] = [str(TESTS / "helpers"), str(TESTS / "zoo")]
 
 warnings.simplefilter("ignore")  # of transformers and peft, on their own future
 

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default
 import groupclip as gc
 from check_attached import ENTRY, attached, plan, same
 from groupclip.errors import BudgetExceeded, CoverageError, GroupClipError, PrivacyViolation
-from groupclip.noise import InsecureNoise, SecureNoise
-from groupclip.users import PerUser, user_losses
+from groupclip.noise.sources import InsecureNoise, SecureNoise
+from groupclip.sampling.users import PerUser, user_losses
 
 DATA = TensorDataset(*ENTRY.batch(40))
 DELTA = 1e-5

@@ -26,16 +26,16 @@ def test_importing_it_does_not_load_torch() -> None:
 
 def test_all_names_come_from_a_star() -> None:
     told = in_a_new_process("from groupclip import *; print(attach.__module__, callable(partition), clipping.__name__)")
-    assert told == "groupclip.attaching True groupclip.clipping\n"
+    assert told == "groupclip.engine.attach True groupclip.clipping\n"
 
 
 def test_partition_is_the_function_whatever_was_imported_first() -> None:
     program = "import groupclip.partition, groupclip as gc; print(gc.partition.__name__, gc.partition.__module__)"
-    assert in_a_new_process(program) == "partition groupclip.partition\n"
+    assert in_a_new_process(program) == "partition groupclip.partition.groups\n"
 
 
 def test_modules_are_attributes_too() -> None:
-    assert in_a_new_process("import groupclip as gc; print(gc.statement.model_card.__name__)") == "model_card\n"
+    assert in_a_new_process("import groupclip as gc; print(gc.noise.InsecureNoise.__name__)") == "InsecureNoise\n"
 
 
 def test_what_is_not_there_is_an_attribute_error() -> None:
@@ -50,7 +50,7 @@ import sys
 sys.modules["numpy"] = None
 import groupclip
 try:
-    groupclip.keystream
+    groupclip.noise.keystream
 except ImportError as error:
     print(error.name)
 """

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 import groupclip as gc
 from check_attached import ENTRY, attached, plan, train
 from groupclip.errors import BudgetExceeded, CoverageError, GroupClipError, PrivacyViolation
-from groupclip.noise import InsecureNoise
+from groupclip.noise.sources import InsecureNoise
 
 DATA = TensorDataset(*ENTRY.batch(40))
 

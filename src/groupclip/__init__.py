@@ -11,22 +11,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .errors import BudgetExceeded, CoverageError, GroupClipError, PrivacyViolation, UnsupportedOperation
-from .partition import Partition, partition  # at once: a module of that name would stand in the function's place
+from .partition.groups import Partition, partition  # at once: a module of that name would stand in the function's place
 
 if TYPE_CHECKING:
     from . import clipping
-    from .adaptive import Adaptive
-    from .attaching import attach
     from .auditing import CanaryAudit, RunAudit, StepAudit, audit, audit_run
-    from .engine import Engine
-    from .hardened import HardenedNoise
-    from .mechanism import Mechanism
+    from .clipping.adaptive import Adaptive
+    from .engine.attach import attach
+    from .engine.engine import Engine
+    from .engine.public_thresholds import public_thresholds
     from .memory import Plan, plan
-    from .public import public_thresholds
-    from .sampling import logical_batches, poisson_batches
-    from .search import calibrate_search, draw_runs, search_cost
-    from .spent import default_delta
-    from .users import PerUser, user_losses
+    from .noise.grid import HardenedNoise
+    from .privacy.mechanism import Mechanism
+    from .privacy.selection import calibrate_search, draw_runs, search_cost
+    from .privacy.spent import default_delta
+    from .sampling.batches import logical_batches, poisson_batches
+    from .sampling.users import PerUser, user_losses
     from .validate import CheckReport, check
 
 __all__ = [
@@ -65,18 +65,18 @@ __all__ = [
 
 
 _HOME = {
-    "adaptive": ("Adaptive",),
-    "attaching": ("attach",),
     "auditing": ("CanaryAudit", "RunAudit", "StepAudit", "audit", "audit_run"),
-    "engine": ("Engine",),
-    "hardened": ("HardenedNoise",),
-    "mechanism": ("Mechanism",),
+    "clipping.adaptive": ("Adaptive",),
+    "engine.attach": ("attach",),
+    "engine.engine": ("Engine",),
+    "engine.public_thresholds": ("public_thresholds",),
     "memory": ("Plan", "plan"),
-    "public": ("public_thresholds",),
-    "sampling": ("logical_batches", "poisson_batches"),
-    "search": ("calibrate_search", "draw_runs", "search_cost"),
-    "spent": ("default_delta",),
-    "users": ("PerUser", "user_losses"),
+    "noise.grid": ("HardenedNoise",),
+    "privacy.mechanism": ("Mechanism",),
+    "privacy.selection": ("calibrate_search", "draw_runs", "search_cost"),
+    "privacy.spent": ("default_delta",),
+    "sampling.batches": ("logical_batches", "poisson_batches"),
+    "sampling.users": ("PerUser", "user_losses"),
     "validate": ("CheckReport", "check"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

@@ -43,9 +43,9 @@ CLIPPING = (
     mutant(
         "one layer unclipped",
         "one sample moves a group by at most R_m",
-        "tests/test_engine_equality.py::test_equals_the_loop_in_float64",
+        "tests/engine/test_equality.py::test_equals_the_loop_in_float64",
         (
-            "gate.py",
+            "autograd/gate.py",
             "grads.pop(slot).weighted_sum(factors)",
             "grads.pop(slot).weighted_sum(torch.ones_like(factors) if slot.name.endswith('bias') else factors)",
         ),
@@ -53,9 +53,9 @@ CLIPPING = (
     mutant(
         "the batch's mean clipped",
         "every sample's gradient is clipped, and not their mean",
-        "tests/test_engine_equality.py::test_equals_the_loop_in_float64",
+        "tests/engine/test_equality.py::test_equals_the_loop_in_float64",
         (
-            "gate.py",
+            "autograd/gate.py",
             "factors = bounded_factors(clip, norms, threshold, lowest) * scale",
             "mean = [g.weighted_sum(torch.full_like(norms, 1 / max(1, len(norms)))).square().sum() for g in grads]\n"
             "    mean = torch.stack(mean).sum().sqrt().to(norms.dtype).expand_as(norms) * scale\n"
@@ -65,7 +65,7 @@ CLIPPING = (
     mutant(
         "tied weight normed twice",
         "the uses of one weight are one gradient",
-        "tests/test_rules_tied.py",
+        "tests/rules/test_tied.py",
         (
             "persample/combine.py",
             "return Tied(join_lookups(lookups), join_outers(outers))",
@@ -75,31 +75,31 @@ CLIPPING = (
     mutant(
         "reused layer normed twice",
         "the uses of one weight are one gradient",
-        "tests/test_rules_tied.py",
+        "tests/rules/test_tied.py",
         ("persample/combine.py", "return join_outers(outers)", "return Apart(outers)  # type: ignore"),
     ),
     mutant(
         "no guard against samples that aren't finite",
         "a sample whose gradient is nan or inf adds zero",
-        "tests/test_engine_properties.py",
-        ("gate.py", "if not bool(finite.all()):", "if False:"),
+        "tests/engine/test_properties.py",
+        ("autograd/gate.py", "if not bool(finite.all()):", "if False:"),
     ),
     mutant(
         "negative Gram norm clamped",
         "norms are right where positions cancel",
-        "tests/test_precision_norms.py",
+        "tests/persample/test_precision_norms.py",
         ("persample/outer.py", "if bool(doubtful.any()):", "squares = squares.clamp(min=0.0)\n        if False:"),
     ),
     mutant(
         "no room for rounding",
         "R_m bounds what is really added, rounding included",
-        "tests/test_clipping.py",
-        ("clipping.py", "capped, 0.0) * (1.0 - _ROUNDING[dtype])", "capped, 0.0)"),
+        "tests/clipping/test_functions.py",
+        ("clipping/functions.py", "capped, 0.0) * (1.0 - _ROUNDING[dtype])", "capped, 0.0)"),
     ),
     mutant(
         "a token's opposite terms added one by one",
         "R_m bounds what is really added, rounding included",
-        "tests/test_bounds.py",
+        "tests/persample/test_bounds.py",
         (
             "persample/lookup.py",
             "self.g = sums.index_add_(0, first.flatten(), self.g.flatten(0, 1).to(wide)).view(self.g.shape)",
@@ -115,15 +115,15 @@ CLIPPING = (
     mutant(
         "no guard against pixels that cancel",
         "R_m bounds what is really added, rounding included",
-        "tests/test_bounds.py",
+        "tests/persample/test_bounds.py",
         ("persample/convolution.py", "            self._cancelling = doubtful\n", ""),
     ),
     mutant(
         "norm 0 with factor 1",
         "a sample without a norm adds nothing",
-        "tests/test_clipping.py",
+        "tests/clipping/test_functions.py",
         (
-            "clipping.py",
+            "clipping/functions.py",
             "torch.nan_to_num(norms / longest, nan=0.0)",
             "torch.where(norms > 0, norms / longest, 1.0)",
         ),
@@ -131,13 +131,13 @@ CLIPPING = (
     mutant(
         "squares that underflow",
         "norms aren't too small, however small the gradient is",
-        "tests/test_bounds.py",
-        ("gate.py", "return norms, shortened(factors, norms, room * scale)", "return norms, factors"),
+        "tests/persample/test_bounds.py",
+        ("autograd/gate.py", "return norms, shortened(factors, norms, room * scale)", "return norms, factors"),
     ),
     mutant(
         "samples summed before they are pulled back",
         "R_m bounds what is really added, rounding included",
-        "tests/test_bounds.py",
+        "tests/persample/test_bounds.py",
         (
             "persample/pulled.py",
             "            return self._pulled_one_by_one.weighted_sum(factors)\n",
@@ -148,15 +148,15 @@ CLIPPING = (
     mutant(
         "a user's clip function believed",
         "R_m holds whatever the clip function does",
-        "tests/test_clipping.py",
-        ("clipping.py", "capped = torch.minimum(raw, threshold / norms).clamp(min=0.0)", "capped = raw"),
+        "tests/clipping/test_functions.py",
+        ("clipping/functions.py", "capped = torch.minimum(raw, threshold / norms).clamp(min=0.0)", "capped = raw"),
     ),
     mutant(
         "batch statistics allowed",
         "a sample's gradient depends on that sample alone",
-        "tests/test_engine_statistics.py",
+        "tests/engine/test_statistics.py",
         (
-            "admission.py",
+            "engine/checks.py",
             "isinstance(module, _BatchNorm) and (module.training",
             "isinstance(module, _BatchNorm) and (False",
         ),
@@ -164,15 +164,15 @@ CLIPPING = (
     mutant(
         "buffers filled from samples published",
         "nothing of a sample is published without noise",
-        "tests/test_engine_buffers.py",
-        ("published.py", "if self._guarded and name not in module._non_persistent_buffers_set:", "if False:"),
+        "tests/alone/test_published.py",
+        ("alone/published.py", "if self._guarded and name not in module._non_persistent_buffers_set:", "if False:"),
     ),
     mutant(
         "writes past autograd's version counter unseen",
         "nothing of a sample is published without noise",
-        "tests/test_engine_buffers.py",
+        "tests/alone/test_published.py",
         (
-            "published.py",
+            "alone/published.py",
             "zip(left, self._left, self._values, strict=True):\n            if not _equal(x, y):",
             "zip(left, self._left, self._values, strict=True):\n            if False:",
         ),
@@ -180,13 +180,13 @@ CLIPPING = (
     mutant(
         "gradients changed by hand accepted",
         "the noise fits what it is added to",
-        "tests/test_engine_steps.py tests/test_states_gradients.py",
-        ("step.py", "        if changed:\n", "        if False:\n"),
+        "tests/engine/test_step.py tests/engine/test_gradients.py",
+        ("engine/step.py", "        if changed:\n", "        if False:\n"),
     ),
     mutant(
         "products summed in half precision",
         "R_m bounds what is really added, rounding included",
-        "tests/test_precision_sums.py",
+        "tests/engine/test_precision_sums.py",
         (
             "persample/base.py",
             "return a.to(wide) @ b.to(wide)",
@@ -196,37 +196,37 @@ CLIPPING = (
     mutant(
         "sums in half precision before the noise",
         "R_m bounds what is really added, rounding included",
-        "tests/test_precision_sums.py",
-        ("guard.py", "total if self.keeps_wide and", "total if False and"),
+        "tests/engine/test_precision_sums.py",
+        ("autograd/slot.py", "total if self.keeps_wide and", "total if False and"),
     ),
     mutant(
         "passes on weights that were moved without noise",
         "a sample's gradient doesn't depend on the others of its batch",
-        "tests/test_unmoved.py",
-        ("unmoved.py", "return self._differing(self._first, now)", "return []"),
+        "tests/engine/test_unmoved.py",
+        ("engine/unmoved.py", "return self._differing(self._first, now)", "return []"),
     ),
     mutant(
         "weights moved by hand before the step",
         "weights move by what has noise alone",
-        "tests/test_unmoved.py",
-        ("unmoved.py", "return moved if moved and (", "return moved if False and ("),
+        "tests/engine/test_unmoved.py",
+        ("engine/unmoved.py", "return moved if moved and (", "return moved if False and ("),
     ),
     mutant(
         "a batch that was given up kept beside p.grad",
         "what zero_grad gives up is released by no later step",
-        "tests/test_states_gradients.py",
+        "tests/engine/test_gradients.py",
         (
-            "guard.py",
+            "autograd/slot.py",
             "if self.wide is None or self.left is None or self.left.released or not self.left.stands(grad):",
             "if self.wide is None:",
         ),
-        ("step.py", "        for slot, _ in sums:\n            slot.left = slot.wide = None\n", ""),
+        ("engine/step.py", "        for slot, _ in sums:\n            slot.left = slot.wide = None\n", ""),
     ),
     mutant(
         "thresholds loaded into a logical batch",
         "the noise fits what it is added to",
-        "tests/test_noise_vouched.py",
-        ("engine.py", "        if self._step.under_way:\n", "        if False:\n"),
+        "tests/engine/test_noise_vouched.py",
+        ("engine/engine.py", "        if self._step.under_way:\n", "        if False:\n"),
     ),
 )
 
@@ -234,9 +234,9 @@ ALONE = (
     mutant(
         "rules run inside the transform",
         "a sample's gradient is that of the sample alone",
-        "tests/test_alone.py",
+        "tests/alone/test_run.py",
         (
-            "together.py",
+            "autograd/vmap.py",
             "while functorch.peek_interpreter_stack() is not None:\n            self._levels.append",
             "while False:\n            self._levels.append",
         ),
@@ -244,27 +244,27 @@ ALONE = (
     mutant(
         "the samples' dimension not moved to the front",
         "a sample's gradient is that of the sample alone",
-        "tests/test_alone.py",
-        ("together.py", "return value if at == 0 else value.movedim(at, 0)", "return value"),
+        "tests/alone/test_run.py",
+        ("autograd/vmap.py", "return value if at == 0 else value.movedim(at, 0)", "return value"),
     ),
     mutant(
         "parts joined in the order in which they ran",
         "loss i is that of sample i",
-        "tests/test_alone_reads.py",
-        ("outputs.py", "    order[rows] = torch.arange(len(rows))\n", "    order[:] = torch.arange(len(rows))\n"),
+        "tests/autograd/test_reads.py",
+        ("alone/outputs.py", "    order[rows] = torch.arange(len(rows))\n", "    order[:] = torch.arange(len(rows))\n"),
     ),
     mutant(
         "a part's gradients taken for those of its first samples",
         "the uses of a weight by one sample are one gradient",
-        "tests/test_alone.py",
-        ("cells.py", "chosen = [places[row] for row in rows]", "chosen = sorted(places.values())[: len(rows)]"),
+        "tests/alone/test_run.py",
+        ("autograd/cells.py", "chosen = [places[row] for row in rows]", "chosen = sorted(places.values())[: len(rows)]"),
     ),
     mutant(
         "norms of a part put in other samples' places",
         "norms are those of the samples that they are said to be of",
-        "tests/test_alone_reads.py",
+        "tests/autograd/test_reads.py",
         (
-            "cells.py",
+            "autograd/cells.py",
             "index_copy(0, rows.to(values.device), values)",
             "index_copy(0, rows.flip(0).to(values.device), values)",
         ),
@@ -272,9 +272,9 @@ ALONE = (
     mutant(
         "all samples take the path of the first",
         "a value that is read is the sample's own",
-        "tests/test_alone_reads.py",
+        "tests/autograd/test_reads.py",
         (
-            "reads.py",
+            "autograd/reads.py",
             "    if any(key != keys[0] for key in keys):\n        raise Differ(keys)\n    return values[0]",
             "    return values[0]",
         ),
@@ -282,9 +282,9 @@ ALONE = (
     mutant(
         "an operation without a batching rule run on the first sample",
         "a sample's gradient is that of the sample alone",
-        "tests/test_alone_reads.py",
+        "tests/autograd/test_reads.py",
         (
-            "reads.py",
+            "autograd/reads.py",
             "physical[id(v)][i] if id(v) in physical else v",
             "physical[id(v)][0] if id(v) in physical else v",
         ),
@@ -292,9 +292,9 @@ ALONE = (
     mutant(
         "one constant for all samples that write into it",
         "no sample sees what another wrote",
-        "tests/test_alone_reads.py",
+        "tests/autograd/test_reads.py",
         (
-            "reads.py",
+            "autograd/reads.py",
             "return self.part.logical(self.part.each(result).clone())",
             "return self.part.logical(self.part.each(result))",
         ),
@@ -302,9 +302,9 @@ ALONE = (
     mutant(
         "a copy of a view written to instead of the view",
         "a model computes under the engine what it computes without",
-        "tests/test_alone_reads.py",
+        "tests/autograd/test_reads.py",
         (
-            "reads.py",
+            "autograd/reads.py",
             "_memory(t) for t in tensors_in((args, kwargs or {})) if not self.part.holds(t)",
             "_memory(t) for t in ()",
         ),
@@ -312,9 +312,9 @@ ALONE = (
     mutant(
         "a sample's text shows all samples",
         "no sample is in sight of another",
-        "tests/test_alone_reads.py",
+        "tests/autograd/test_reads.py",
         (
-            "reads.py",
+            "autograd/reads.py",
             "dict.fromkeys((Tensor.tolist, Tensor.__repr__), _read_all)",
             "dict.fromkeys((Tensor.tolist,), _read_all)",
         ),
@@ -322,21 +322,21 @@ ALONE = (
     mutant(
         "gradients beside the forward pass credited to other losses",
         "beside the forward pass a gradient is the sample's whose loss it is of",
-        "tests/test_alone.py",
-        ("beside.py", "for loss in losses.unbind()", "for loss in losses.roll(1).unbind()"),
+        "tests/alone/test_run.py",
+        ("autograd/beside.py", "for loss in losses.unbind()", "for loss in losses.roll(1).unbind()"),
     ),
     mutant(
         "infinities beside the forward pass accepted",
         "one sample's infinities silence nobody else",
-        "tests/test_alone_infinite.py",
-        ("beside.py", "if not stacked.is_meta and not bool(torch.isfinite(stacked).all()):", "if False:"),
+        "tests/autograd/test_infinite.py",
+        ("autograd/beside.py", "if not stacked.is_meta and not bool(torch.isfinite(stacked).all()):", "if False:"),
     ),
     mutant(
         "a parameter spread over the samples without its tap",
         "no use of a parameter is missed",
-        "tests/test_alone.py",
+        "tests/alone/test_run.py",
         (
-            "private.py",
+            "autograd/dispatch.py",
             "return tap(part, [part.each(value)], [], [targets(operand)], _instantiated)[0]",
             "return part.each(value)",
         ),
@@ -344,9 +344,9 @@ ALONE = (
     mutant(
         "a part given the rows of other samples",
         "a part's gradients are of the samples that they are booked for",
-        "tests/test_alone_reads.py",
+        "tests/autograd/test_reads.py",
         (
-            "inputs.py",
+            "alone/inputs.py",
             "value if part.rows is None else value[part.rows]",
             "value if part.rows is None else value[part.rows - 1]",
         ),
@@ -354,50 +354,54 @@ ALONE = (
     mutant(
         "what samples leave on modules stays the last one's",
         "loss i is that of sample i",
-        "tests/test_alone_left.py",
-        ("published.py", "if isinstance(value, Tensor) and self._is_left(", "if False and self._is_left("),
+        "tests/alone/test_attributes.py",
+        ("alone/published.py", "if isinstance(value, Tensor) and self._is_left(", "if False and self._is_left("),
     ),
     mutant(
         "an interrupted pass leaves its samples on modules",
         "a failed call leaves the model as it was",
-        "tests/test_alone_left.py",
-        ("published.py", "            if self._kept is not None:\n", "            if False:\n"),
+        "tests/alone/test_attributes.py",
+        ("alone/published.py", "            if self._kept is not None:\n", "            if False:\n"),
     ),
     mutant(
         "features that a hook kept taken for all samples'",
         "loss i is that of sample i",
-        "tests/test_alone_left.py",
-        ("engine.py", "                    refuse_escaped(losses)\n", "                    pass\n"),
+        "tests/alone/test_attributes.py",
+        ("engine/engine.py", "                    refuse_escaped(losses)\n", "                    pass\n"),
     ),
     mutant(
         "a constant of one path taken for all samples'",
         "loss i is that of sample i",
-        "tests/test_alone_left.py",
-        ("outputs.py", "and all(same(found[0], f) for f in found):", "and True:"),
+        "tests/alone/test_attributes.py",
+        ("alone/outputs.py", "and all(same(found[0], f) for f in found):", "and True:"),
     ),
     mutant(
         "a number that the last path left taken for all samples'",
         "loss i is that of sample i",
-        "tests/test_alone_left.py",
-        ("published.py", "if self._is_constant(key, parts):", "if all(isinstance(f, Constant) for _, f in having):"),
+        "tests/alone/test_attributes.py",
+        ("alone/published.py", "if self._is_constant(key, parts):", "if all(isinstance(f, Constant) for _, f in having):"),
     ),
     mutant(
         "a path begins with what the path before left",
         "no sample is in sight of another",
-        "tests/test_alone_left.py",
-        ("published.py", "            self._kept.put_back()\n\n    def left_behind", "            pass\n\n    def left_behind"),
+        "tests/alone/test_attributes.py",
+        (
+            "alone/published.py",
+            "            self._kept.put_back()\n\n    def left_behind",
+            "            pass\n\n    def left_behind",
+        ),
     ),
     mutant(
         "a list with an entry for each sample given to every sample",
         "no sample is in sight of another",
-        "tests/test_alone_inputs.py",
-        ("sequences.py", "                if other is None:\n", "                if True:\n"),
+        "tests/alone/test_inputs.py",
+        ("alone/sequences.py", "                if other is None:\n", "                if True:\n"),
     ),
     mutant(
         "outputs taken to begin with the sample",
         "loss i is that of sample i",
-        "tests/test_alone_left.py",
-        ("outputs.py", "0 if dims is None else dims[n]", "0"),
+        "tests/alone/test_attributes.py",
+        ("alone/outputs.py", "0 if dims is None else dims[n]", "0"),
     ),
 )
 
@@ -405,9 +409,9 @@ NOISE = (
     mutant(
         "noise by the group's own threshold",
         "noise is sigma times the length of (R_1 .. R_M); else too little by up to sqrt(M)",
-        "tests/test_allocation.py tests/test_engine_noise.py",
+        "tests/privacy/test_allocation.py tests/engine/test_noise.py",
         (
-            "allocation.py",
+            "privacy/allocation.py",
             "return {group: sigma * total for group in thresholds}",
             "return {group: sigma * bound for group, bound in thresholds.items()}",
         ),
@@ -415,9 +419,9 @@ NOISE = (
     mutant(
         "noise once a micro-batch",
         "noise is added once a logical step",
-        "tests/test_engine_noise.py",
+        "tests/engine/test_noise.py",
         (
-            "step.py",
+            "engine/step.py",
             "        gone = [slot.name for slot, grad in self._gradients() if slot.left",
             "        for slot, grad in self._gradients():\n"
             "            if self._ledger is not None and grad is not None:\n"
@@ -430,9 +434,9 @@ NOISE = (
     mutant(
         "noise once a group (stands for once a rank)",
         "noise is added once, whatever the number of groups or processes",
-        "tests/test_engine_noise.py",
+        "tests/engine/test_noise.py",
         (
-            "step.py",
+            "engine/step.py",
             "            self._noise.add_(total, stds[slot.group.name])\n",
             "            for _ in stds:\n                self._noise.add_(total, stds[slot.group.name])\n",
         ),
@@ -440,15 +444,15 @@ NOISE = (
     mutant(
         "several processes accepted",
         "noise is added once, whatever the number of groups or processes",
-        "tests/test_processes.py",
-        ("processes.py", "    if count > 1:\n", "    if False:\n"),
+        "tests/engine/test_processes.py",
+        ("engine/processes.py", "    if count > 1:\n", "    if False:\n"),
     ),
     mutant(
         "no noise where nothing took part",
         "a step tells nothing of which layers, or whether any samples, took part",
-        "tests/test_engine_noise.py",
+        "tests/engine/test_noise.py",
         (
-            "step.py",
+            "engine/step.py",
             "                slot.param.grad, slot.wide = torch.zeros_like(slot.param.data), None\n",
             "                continue\n",
         ),
@@ -456,9 +460,9 @@ NOISE = (
     mutant(
         "division by the actual batch",
         "the divisor is the plan's expected batch size",
-        "tests/test_engine_noise.py",
+        "tests/engine/test_noise.py",
         (
-            "step.py",
+            "engine/step.py",
             "total.div_(expected_batch_size)",
             "total.div_(max(1, max(self._seen.values(), default=1)))",
         ),
@@ -466,9 +470,9 @@ NOISE = (
     mutant(
         "noise stream reused",
         "no noise is ever added twice",
-        "tests/test_noise.py",
+        "tests/noise/test_sources.py",
         (
-            "keystream.py",
+            "noise/keystream.py",
             "self._cipher.update_into(zeros[: len(piece)], piece)",
             'piece[:] = vars(self).setdefault("_first", self._cipher.update(_ZEROS))[: len(piece)]',
         ),
@@ -476,14 +480,14 @@ NOISE = (
     mutant(
         "half-precision noise",
         "noise is drawn and added in float64",
-        "tests/test_noise.py",
+        "tests/noise/test_sources.py",
         (
-            "boxmuller.py",
+            "noise/boxmuller.py",
             "self.normals(target.size, std).reshape(target.shape)",
             "self.normals(target.size, std).reshape(target.shape).astype(np.float16)",
         ),
         (
-            "boxmuller.py",
+            "noise/boxmuller.py",
             "noise = self.normals(piece.numel(), std).view(piece.shape)",
             "noise = self.normals(piece.numel(), std).view(piece.shape).bfloat16()",
         ),
@@ -491,14 +495,14 @@ NOISE = (
     mutant(
         "noise of torch's global generator",
         "no framework's seed can fix the noise",
-        "tests/test_engine_noise.py tests/test_noise.py::test_global_generators_are_neither_read_nor_written",
+        "tests/engine/test_noise.py tests/noise/test_sources.py::test_global_generators_are_neither_read_nor_written",
         (
-            "boxmuller.py",
+            "noise/boxmuller.py",
             "self.normals(target.size, std).reshape(target.shape)",
             "torch.randn(target.shape, dtype=torch.float64).numpy() * std",
         ),
         (
-            "boxmuller.py",
+            "noise/boxmuller.py",
             "noise = self.normals(piece.numel(), std).view(piece.shape)",
             "noise = torch.randn(piece.shape, dtype=torch.float64) * std",
         ),
@@ -506,14 +510,14 @@ NOISE = (
     mutant(
         "noise with thin tails",
         "no output is possible under one data set and impossible under its neighbour",
-        "tests/test_noise_tails.py",
+        "tests/noise/test_sources_tails.py",
         (
-            "boxmuller.py",
+            "noise/boxmuller.py",
             "np.multiply(radius, 2.0**-63, out=radius)",
             "np.maximum(radius * 2.0**-63, 2.0**-24, out=radius)",
         ),
         (
-            "boxmuller.py",
+            "noise/boxmuller.py",
             "radius.abs_().mul_(2.0**-63)",
             "radius.abs_().mul_(2.0**-63).clamp_(min=2.0**-24)",
         ),
@@ -521,26 +525,26 @@ NOISE = (
     mutant(
         "a seed's noise called secure",
         "no epsilon is claimed for noise that can be subtracted",
-        "tests/test_noise.py",
-        ("noise.py", "    secure: bool = False\n", "    secure: bool = True\n"),
+        "tests/noise/test_sources.py",
+        ("noise/sources.py", "    secure: bool = False\n", "    secure: bool = True\n"),
     ),
     mutant(
         "rounding to a grid unpaid",
         "hardened noise covers what the grid adds to the distance of neighbours",
-        "tests/test_engine_release.py",
-        ("groupnoise.py", "planned_for(sigma, coordinates) if hardened else sigma", "sigma"),
+        "tests/engine/test_release.py",
+        ("clipping/budget.py", "planned_for(sigma, coordinates) if hardened else sigma", "sigma"),
     ),
     mutant(
         "moving thresholds unpaid",
         "the counts that move thresholds are paid for out of the same plan",
-        "tests/test_adaptive.py tests/test_engine_release.py",
-        ("adaptive.py", "return sigma / math.sqrt(1 - self.share)", "return sigma"),
+        "tests/clipping/test_adaptive.py tests/engine/test_release.py",
+        ("clipping/adaptive.py", "return sigma / math.sqrt(1 - self.share)", "return sigma"),
     ),
     mutant(
         "counts that aren't centred",
         "a sample moves a count by half at most",
-        "tests/test_adaptive.py",
-        ("adaptive.py", "torch.where(norms <= threshold, 0.5, -0.5)", "torch.where(norms <= threshold, 1.0, 0.0)"),
+        "tests/clipping/test_adaptive.py",
+        ("clipping/adaptive.py", "torch.where(norms <= threshold, 0.5, -0.5)", "torch.where(norms <= threshold, 1.0, 0.0)"),
     ),
 )
 
@@ -548,21 +552,21 @@ ACCOUNTING = (
     mutant(
         "what was spent on the weights before untold",
         "a statement on final weights tells what earlier engines spent on them",
-        "tests/test_earlier.py",
-        ("engine.py", "earlier=() if self._training is None else self._training.before,", "earlier=(),"),
+        "tests/engine/test_earlier.py",
+        ("engine/engine.py", "earlier=() if self._training is None else self._training.before,", "earlier=(),"),
     ),
     mutant(
         "wrong q in the ledger",
         "the rate that is accounted is the rate at which samples are drawn",
-        "tests/test_mechanism.py",
-        ("mechanism.py", "            rate=self.sample_rate,", "            rate=self.sample_rate * 0.99,"),
+        "tests/privacy/test_mechanism.py",
+        ("privacy/mechanism.py", "            rate=self.sample_rate,", "            rate=self.sample_rate * 0.99,"),
     ),
     mutant(
         "epsilon of half the steps",
         "epsilon is of every released step",
-        "tests/test_ledger.py",
+        "tests/privacy/test_ledger.py",
         (
-            "ledger.py",
+            "privacy/ledger.py",
             "return self.mechanism.spent(delta=delta, steps=self.steps)",
             "return self.mechanism.spent(delta=delta, steps=(self.steps + 1) // 2)",
         ),
@@ -570,9 +574,9 @@ ACCOUNTING = (
     mutant(
         "empty batches not counted",
         "a step on an empty batch is a release",
-        "tests/test_engine_noise.py",
+        "tests/engine/test_noise.py",
         (
-            "step.py",
+            "engine/step.py",
             '            self._ledger.record("groupclip" if own else "user")',
             '            _ = self._seen and self._ledger.record("groupclip" if own else "user")',
         ),
@@ -580,21 +584,25 @@ ACCOUNTING = (
     mutant(
         "a step past the plan",
         "nothing is released past the plan",
-        "tests/test_ledger.py",
-        ("ledger.py", "if self.steps >= self.mechanism.steps:", "if self.steps > self.mechanism.steps:"),
+        "tests/privacy/test_ledger.py",
+        ("privacy/ledger.py", "if self.steps >= self.mechanism.steps:", "if self.steps > self.mechanism.steps:"),
     ),
     mutant(
         "replacing accounted like removing",
         "replace-one doubles the sensitivity",
-        "tests/test_accounting_truth.py",
-        ("events.py", 'return self.sigma / 2 if self.adjacency == "replace-one" else self.sigma', "return self.sigma"),
+        "tests/privacy/test_accounting_truth.py",
+        (
+            "privacy/sampled_step.py",
+            'return self.sigma / 2 if self.adjacency == "replace-one" else self.sigma',
+            "return self.sigma",
+        ),
     ),
     mutant(
         "sampler of a fixed size",
         "every sample enters independently of the others",
-        "tests/test_sampling_law.py",
+        "tests/sampling/test_draws_law.py",
         (
-            "draws.py",
+            "sampling/draws.py",
             "np.flatnonzero(stream.words(count) < np.uint64(threshold))",
             "np.sort(np.argsort(stream.words(count))[: round(rate * count)])",
         ),
@@ -602,45 +610,45 @@ ACCOUNTING = (
     mutant(
         "truncation that keeps the first",
         "who is left out of a batch that is too large is chosen uniformly",
-        "tests/test_sampling_law.py tests/test_draws.py",
-        ("draws.py", "            return indices[chosen]", "            return indices[:most]"),
+        "tests/sampling/test_draws_law.py tests/sampling/test_draws.py",
+        ("sampling/draws.py", "            return indices[chosen]", "            return indices[:most]"),
     ),
     mutant(
         "one user written in two ways counted twice",
         "what a user adds is bounded, whatever way the user's name is written",
-        "tests/test_naming.py",
-        ("naming.py", "if first != name:", "if False:"),
+        "tests/sampling/test_names.py",
+        ("sampling/names.py", "if first != name:", "if False:"),
     ),
     mutant(
         "workers that are copies of the main process",
         "the key of sampling stays in the process that draws",
-        "tests/test_workers.py",
-        ("workers.py", 'multiprocessing_context="spawn"', 'multiprocessing_context="fork"'),
+        "tests/sampling/test_workers.py",
+        ("sampling/workers.py", 'multiprocessing_context="spawn"', 'multiprocessing_context="fork"'),
     ),
     mutant(
         "hidden copies trained on",
         "one record counts once",
-        "tests/tasks/test_tasks_imagefolder.py",
+        "tests/tasks/test_imagefolder.py",
         ("tasks/finding.py", 'if name.startswith("."):', "if False:"),
     ),
     mutant(
         "training images held out",
         "what is measured without noise is measured on no training record",
-        "tests/tasks/test_tasks_imagefolder.py",
+        "tests/tasks/test_imagefolder.py",
         ("tasks/imagefolder.py", "    if shared:\n", "    if False:\n"),
     ),
     mutant(
         "filling that counts",
         "what fills a padded batch up adds nothing",
-        "tests/test_draws.py",
-        ("claims.py", "if acting > batch.acting:", "if False:"),
+        "tests/sampling/test_draws.py",
+        ("sampling/claims.py", "if acting > batch.acting:", "if False:"),
     ),
     mutant(
         "half a batch vouched for",
         "a statement says groupclip's sampling only for steps on whole batches of it",
-        "tests/test_sampling_claims.py",
+        "tests/sampling/test_claims.py",
         (
-            "claims.py",
+            "sampling/claims.py",
             "self.handed_out == self.units == units",
             "self.handed_out == self.units",
         ),
@@ -648,51 +656,51 @@ ACCOUNTING = (
     mutant(
         "every batch vouched for",
         "a statement says groupclip's sampling only for steps on whole batches of it",
-        "tests/test_engine_state.py",
-        ("step.py", '"groupclip" if own else "user"', '"groupclip"'),
+        "tests/engine/test_state.py",
+        ("engine/step.py", '"groupclip" if own else "user"', '"groupclip"'),
     ),
     mutant(
         "zero_grad between micro-batches vouched for",
         "a statement says groupclip's sampling only for steps on whole batches of it",
-        "tests/test_states_gradients.py",
-        ("step.py", "        if not cleared or self._ledger is None:\n", "        if True:\n"),
+        "tests/engine/test_gradients.py",
+        ("engine/step.py", "        if not cleared or self._ledger is None:\n", "        if True:\n"),
     ),
     mutant(
         "batches left out vouched for",
         "a statement says groupclip's sampling only where every batch that was drawn has a step",
-        "tests/test_sampling_claims.py",
-        ("claims.py", "return self._position(batch) > self._behind(owner)", "return False"),
+        "tests/sampling/test_claims.py",
+        ("sampling/claims.py", "return self._position(batch) > self._behind(owner)", "return False"),
     ),
     mutant(
         "a sampler begun anew vouched for",
         "a statement says groupclip's sampling only where every batch that was drawn has a step, whichever iterator drew it",
-        "tests/test_sampling_claims.py",
-        ("claims.py", "return bool(in_turn) and not left", "return bool(in_turn)"),
+        "tests/sampling/test_claims.py",
+        ("sampling/claims.py", "return bool(in_turn) and not left", "return bool(in_turn)"),
     ),
     mutant(
         "a state loaded after a batch was given up vouched for",
         "a statement says groupclip's sampling only where every batch that was drawn has a step, whichever engine it was for",
-        "tests/test_sampling_claims.py",
-        ("step.py", "            self._owner.resumed_at = steps\n", ""),
+        "tests/sampling/test_claims.py",
+        ("engine/step.py", "            self._owner.resumed_at = steps\n", ""),
     ),
     mutant(
         "a micro-batch twice vouched for",
         "a statement says groupclip's sampling only for steps on the samples that were drawn, each once",
-        "tests/test_sampling_claims.py",
-        ("rows.py", "return Likeness.OTHER", "return Likeness.SAME"),
+        "tests/sampling/test_claims.py",
+        ("sampling/marks.py", "return Likeness.OTHER", "return Likeness.SAME"),
     ),
     mutant(
         "the noise of a given key resumed",
         "no noise is ever added twice",
-        "tests/test_noise_vouched.py",
-        ("engine.py", "if saved > self.ledger.steps and _vouched_for", "if False and _vouched_for"),
+        "tests/engine/test_noise_vouched.py",
+        ("engine/engine.py", "if saved > self.ledger.steps and _vouched_for", "if False and _vouched_for"),
     ),
     mutant(
         "a subclass's noise called groupclip's",
         "the statement names noise that groupclip can't answer for",
-        "tests/test_noise_vouched.py",
+        "tests/engine/test_noise_vouched.py",
         (
-            "engine.py",
+            "engine/engine.py",
             "if type(noise) not in (SecureNoise, InsecureNoise, HardenedNoise):",
             "if not isinstance(noise, (SecureNoise, InsecureNoise, HardenedNoise)):",
         ),
@@ -700,15 +708,15 @@ ACCOUNTING = (
     mutant(
         "sampling that nobody vouches for",
         "no epsilon is claimed for batches that groupclip didn't draw, unless somebody vouches for them",
-        "tests/test_ledger.py",
-        ("ledger.py", 'if self._steps["user"] and not sampling_vouched_by_user:', "if False:"),
+        "tests/privacy/test_ledger.py",
+        ("privacy/ledger.py", 'if self._steps["user"] and not sampling_vouched_by_user:', "if False:"),
     ),
     mutant(
         "a search for the price of a run",
         "the best of several runs is paid for",
-        "tests/test_search.py",
+        "tests/privacy/test_selection.py",
         (
-            "accounting.py",
+            "privacy/accounting.py",
             "epsilon = float(rdp.compute_epsilon(orders, repeated, delta)[0])",
             "epsilon = float(rdp.compute_epsilon(orders, divergences, delta)[0])",
         ),
@@ -716,21 +724,21 @@ ACCOUNTING = (
     mutant(
         "guesses without the part of delta",
         "an audit accuses a sound run as rarely as it says",
-        "tests/audit/test_audit_guesses.py",
+        "tests/auditing/test_guesses.py",
         ("auditing/guesses.py", "above + canaries * delta * tail / right", "above"),
     ),
     mutant(
         "less noise than planned stated",
         "a record is refused where the noise that was added is less than the plan's",
-        "tests/test_statement.py",
-        ("statement.py", "if not realised >= planned * (1 - _ROUNDING):", "if False:"),
+        "tests/statement/test_record.py",
+        ("statement/record.py", "if not realised >= planned * (1 - _ROUNDING):", "if False:"),
     ),
     mutant(
         "epsilon rounded down",
         "the printed figure is never better than the proven one",
-        "tests/test_statement.py",
+        "tests/statement/test_record.py",
         (
-            "figures.py",
+            "privacy/figures.py",
             "rounded = math.ceil(epsilon / unit - 1e-9) * unit",
             "rounded = math.floor(epsilon / unit) * unit",
         ),
@@ -741,9 +749,9 @@ RUNS = (
     mutant(
         "threshold changed after the plan",
         "clipping, noise and statement are made from one plan, which doesn't change",
-        "tests/test_engine_state.py",
+        "tests/engine/test_state.py",
         (
-            "engine.py",
+            "engine/engine.py",
             "ReadOnly(self._amounts.thresholds)",
             "self._amounts.thresholds",
         ),
@@ -751,13 +759,13 @@ RUNS = (
     mutant(
         "facts of the run replaced",
         "clipping, noise and statement are made from one plan, which doesn't change",
-        "tests/test_engine_state.py",
-        ("engine.py", "if name in _FACTS and name in self.__dict__:", "if False:"),
+        "tests/engine/test_state.py",
+        ("engine/engine.py", "if name in _FACTS and name in self.__dict__:", "if False:"),
     ),
     mutant(
         "un-noised gradient logged",
         "everything that is logged has noise in it",
-        "tests/run/test_run_leaks.py",
+        "tests/run/test_leaks.py",
         (
             "run/loop.py",
             "        self._updating = True\n",
@@ -772,7 +780,7 @@ RUNS = (
     mutant(
         "largest norm of a sample logged",
         "everything that is logged has noise in it",
-        "tests/run/test_run_leaks.py",
+        "tests/run/test_leaks.py",
         (
             "run/metrics.py",
             "norms[group] = norm if math.isfinite(norm) else None",
@@ -782,19 +790,19 @@ RUNS = (
     mutant(
         "un-noised norms that leave no mark",
         "the statement says whether un-noised statistics were looked at",
-        "tests/test_engine_state.py",
-        ("engine.py", 'self._unsafe.add(" ".join(what.split()))', "pass"),
+        "tests/engine/test_state.py",
+        ("engine/engine.py", 'self._unsafe.add(" ".join(what.split()))', "pass"),
     ),
     mutant(
         "a seed's noise forgotten by a resume",
         "no epsilon is claimed for noise that can be subtracted",
-        "tests/test_engine_state.py",
-        ("engine.py", 'self._secure = self._secure and state["noise"]["secure"] is True', "pass"),
+        "tests/engine/test_state.py",
+        ("engine/engine.py", 'self._secure = self._secure and state["noise"]["secure"] is True', "pass"),
     ),
     mutant(
         "resume that forgets steps",
         "a step whose result may have been seen stays charged",
-        "tests/run/test_run_resume.py",
+        "tests/run/test_resume.py",
         (
             "run/train.py",
             "engine, progress = checkpoint.charged_to(saved, charged)",
@@ -804,7 +812,7 @@ RUNS = (
     mutant(
         "charged after the step",
         "a step is charged on the disk before it is taken",
-        "tests/run/test_run_resume.py",
+        "tests/run/test_resume.py",
         (
             "run/loop.py",
             '                with said_plainly("charging a step", going_on):\n                    step = journal.charge()\n'
@@ -816,19 +824,19 @@ RUNS = (
     mutant(
         "a failed step of a table's cell drawn again",
         "every batch that was drawn is charged, also one that failed",
-        "tests/reproduce/test_trainer.py",
-        ("reproduce/underway.py", "            self._journal.charge()\n", "            pass\n"),
+        "tests/paper/test_trainer.py",
+        ("paper/underway.py", "            self._journal.charge()\n", "            pass\n"),
     ),
     mutant(
         "ledger of another plan accepted",
         "an edited plan is detected",
-        "tests/test_ledger.py",
-        ("ledger.py", '        differing = "the plan hash"\n', '        return\n        differing = "the plan hash"\n'),
+        "tests/privacy/test_ledger.py",
+        ("privacy/ledger.py", '        differing = "the plan hash"\n', '        return\n        differing = "the plan hash"\n'),
     ),
     mutant(
         "resume folder open to all",
         "the secret part of a run is for its owner alone",
-        "tests/run/test_run_train.py",
+        "tests/run/test_train.py",
         ("run/folder.py", "folder.resume.mkdir(mode=0o700)", "folder.resume.mkdir(mode=0o755)"),
     ),
 )

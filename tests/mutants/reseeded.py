@@ -1,6 +1,6 @@
 """A pytest plugin that gives the statistical tests other keys and seeds than the ones fixed in them.
 
-    PYTHONPATH=tests/mutants RESEED=7 python -m pytest -p reseeded tests/test_noise.py
+    PYTHONPATH=tests/mutants RESEED=7 python -m pytest -p reseeded tests/noise/test_sources.py
 
 Every keyed stream of the package (noise, sampling), torch's and NumPy's seeded generators then begin elsewhere, by RESEED.
 Tests that compare with known bytes of a key fail under it and aren't run so.
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from groupclip import keystream
+from groupclip.noise import keystream
 
 RESEED = int(os.environ["RESEED"])
 

@@ -35,20 +35,20 @@ def test_the_bug_can_still_be_planted(mutant: Mutant) -> None:
 def test_the_copy_without_a_bug_passes(tmp_path: Path) -> None:
     """The same machinery says nothing against the package as it is. (The slow test below asks every file.)"""
     copied(tmp_path)
-    assert tried(tmp_path, ["tests/test_ledger.py", "tests/test_allocation.py"]).killed_by == ""
+    assert tried(tmp_path, ["tests/privacy/test_ledger.py", "tests/privacy/test_allocation.py"]).killed_by == ""
 
 
 def test_a_planted_bug_is_noticed(tmp_path: Path) -> None:
     """The twin: a bug in that very place fails that very run."""
     found = next(m for m in MUTANTS if m.name == "a step past the plan")
-    assert verdict(found, tmp_path).killed_by.startswith("tests/test_ledger.py::")
+    assert verdict(found, tmp_path).killed_by.startswith("tests/privacy/test_ledger.py::")
 
 
 def test_what_gives_no_verdict_is_no_kill(tmp_path: Path) -> None:
     """A copy that can't even be imported was not noticed by a test."""
-    copied(tmp_path, [Edit("events.py", "class Bounds:", "class Bounds(")])
+    copied(tmp_path, [Edit("privacy/sampled_step.py", "class Bounds:", "class Bounds(")])
     with pytest.raises(RuntimeError, match=r"no verdict|another groupclip"):
-        tried(tmp_path, ["tests/test_ledger.py"])
+        tried(tmp_path, ["tests/privacy/test_ledger.py"])
 
 
 def test_the_table_is_of_this_list() -> None:

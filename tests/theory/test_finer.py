@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from groupclip.clipping import Automatic, clip_function
+from groupclip.clipping.functions import Automatic, clip_function
 from groupclip.theory import finer_thresholds
 
 

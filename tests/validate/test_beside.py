@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from small import Made, cross_entropy, images
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import groupclip as gc
-from groupclip.clipping import Abadi
+from groupclip.clipping.functions import Abadi
 from groupclip.validate.beside import layout
 from groupclip.validate.kinds import Drawn, Kind
 from groupclip.validate.replay import Replays, Script
@@ -22,6 +21,7 @@ from groupclip.validate.samples import Batch
 from groupclip.validate.single import alone
 from groupclip.validate.sums import Sums
 from groupclip.validate.tolerance import Tolerance
+from small import Made, cross_entropy, images
 
 
 def by_sign(m: Any, x: Tensor) -> Tensor:

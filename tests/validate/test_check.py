@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from small import Made, cross_entropy, images
 from torch import Tensor, nn
 
 import groupclip as gc
-from groupclip.call import Call
+from groupclip.autograd.operation import Call
 from groupclip.validate.values import another_order
 from models import CATALOGUE
+from small import Made, cross_entropy, images
 
 STYLES = ("all-layer", "layer-wise", "param-wise")
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from small import Made, cross_entropy, images
 from torch import Tensor, nn
 
 import groupclip as gc
 from groupclip.validate.state import State
+from small import Made, cross_entropy, images
 
 
 class Box:

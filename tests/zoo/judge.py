@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import groupclip as gc
 import oracle
 from check_engine import between, gradients, members
-from groupclip.call import DERIVED, RULE
+from groupclip.autograd.operation import DERIVED, RULE
 from models import Batch, Entry
 
 B = 4

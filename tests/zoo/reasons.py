@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from groupclip.call import SLOW, VMAP
+from groupclip.autograd.operation import SLOW, VMAP
 
 #: The operation is exact, and is replayed for all samples at once in the backward pass.
 REPLAYED = {

@@ -15,7 +15,7 @@ from reasons import ONE_BY_ONE, why_no_blocks, why_without_rule
 from table import table
 
 import groupclip as gc
-from groupclip.call import SLOW
+from groupclip.autograd.operation import SLOW
 from models import Entry
 
 pytest.importorskip("transformers")

@@ -9,7 +9,7 @@ from heads import LENGTH, PADDING
 
 import groupclip as gc
 from check_rules import Uses
-from groupclip.call import SLOW
+from groupclip.autograd.operation import SLOW
 from models import Batch, Entry
 
 #: (samples, how many tokens each has)

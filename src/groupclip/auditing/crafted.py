@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..clipping import bounded_factors
-from ..engine import Engine
+from ..clipping.functions import bounded_factors
+from ..engine.engine import Engine
 
 _MOST = 16  # coordinates that one canary has in a group
 _NORMS = tuple(2.0**k for k in range(-7, 11))  # of its gradient, over the threshold

@@ -21,7 +21,7 @@ k_j = P[W >= max(j, v)] - beta P[W >= j] >= 0. So it is at most m delta max_j k_
 log-concave, so P[W < j] / (j w(j)) rises with j and P[W >= j] / (j w(j)) falls: the largest is the one at j = v.
 
 Steinke, Nasr and Jagielski (2023), who invented the game, have another second term in their corollary 5.4; where the bound is
-below 1/2, and so where it is of use, theirs is larger (by 1.5 to 30 times in ``tests/audit``).
+below 1/2, and so where it is of use, theirs is larger (by 1.5 to 30 times in ``tests/auditing``).
 """
 
 import math

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..mechanism import Mechanism
+from ..privacy.mechanism import Mechanism
 from .statistics import noticed_factor
 
 ABOUT = "This audit's figures are about made-up canaries alone: no statistic of a private sample is in them."

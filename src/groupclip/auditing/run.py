@@ -15,16 +15,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from ..adaptive import Adaptive
-from ..attaching import attach
-from ..batch import replaced
-from ..clipping import ClipFunction
-from ..mechanism import Mechanism
-from ..noise import NoiseSource
-from ..partition import Partition
-from ..sampling import logical_batches
-from ..spent import default_delta
-from ..thresholds import Thresholds
+from ..clipping.adaptive import Adaptive
+from ..clipping.functions import ClipFunction
+from ..engine.attach import attach
+from ..nested import replaced
+from ..noise.sources import NoiseSource
+from ..partition.groups import Partition
+from ..privacy.mechanism import Mechanism
+from ..privacy.spent import default_delta
+from ..privacy.thresholds import Thresholds
+from ..sampling.batches import logical_batches
 from ..validate.replay import Losses
 from .canaries import CanaryAudit
 from .crafted import Crafted

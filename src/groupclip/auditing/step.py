@@ -20,17 +20,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..adaptive import Adaptive
 from ..arguments import whole
-from ..attaching import attach
-from ..clipping import ClipFunction, bounded_factors
-from ..engine import Engine
+from ..clipping.adaptive import Adaptive
+from ..clipping.functions import ClipFunction, bounded_factors
+from ..engine.attach import attach
+from ..engine.engine import Engine
 from ..errors import GroupClipError
-from ..mechanism import Mechanism
-from ..noise import NoiseSource
-from ..partition import Partition
-from ..spent import default_delta
-from ..thresholds import Thresholds
+from ..noise.sources import NoiseSource
+from ..partition.groups import Partition
+from ..privacy.mechanism import Mechanism
+from ..privacy.spent import default_delta
+from ..privacy.thresholds import Thresholds
 from ..validate.replay import Losses
 from ..validate.samples import Batch
 from .report import StepAudit

@@ -13,12 +13,12 @@ import torch
 from rich.console import Console
 from torch.optim import SGD
 
-from ..adaptive import Adaptive
 from ..auditing import RunAudit, StepAudit, audit, audit_run
 from ..auditing.guesses import enough_canaries
 from ..auditing.step import usual_trials
-from ..hardened import HardenedNoise
-from ..mechanism import Mechanism
+from ..clipping.adaptive import Adaptive
+from ..noise.grid import HardenedNoise
+from ..privacy.mechanism import Mechanism
 from ..run.build import plan_of
 from ..run.config import read_yaml
 from .counting import Counting

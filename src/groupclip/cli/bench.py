@@ -49,8 +49,8 @@ def bench(
     with arguments_at_fault():
         import torch
 
-        from ..bench import bench as timed
-        from ..reproduce.selection import split
+        from ..paper.bench import bench as timed
+        from ..paper.selection import split
         from ..run.environment import environment
 
         where = device_named(device)
@@ -108,7 +108,7 @@ def _language(workload: str, samples: int, length: int, device: str) -> tuple[An
     """A language model of transformers, or a classifier, of the published shape."""
     import torch
 
-    from ..reproduce.source import needed
+    from ..paper.source import needed
 
     library = needed("transformers", f"workload '{workload}'")
     if workload in _GPT2:

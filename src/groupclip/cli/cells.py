@@ -11,8 +11,8 @@ import click
 from .signals import StopOnSignal
 
 if TYPE_CHECKING:
-    from ..reproduce.results import Result
-    from ..reproduce.runner import Job
+    from ..paper.results import Result
+    from ..paper.runner import Job
 
 
 class Lines:
@@ -42,7 +42,7 @@ class Lines:
 
     def _stop_if_asked(self) -> None:
         if self._signals.received is not None:
-            from ..reproduce.runner import Stopped
+            from ..paper.runner import Stopped
 
             raise Stopped
 

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ..errors import PrivacyViolation
-from ..figures import figure
+from ..privacy.figures import figure
 from . import groups, plan, search
 from .arguments import ACCOUNTANT, arguments_at_fault, parse_numbers, print_json
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ..allocation import ALLOCATIONS, noise_multiplier_of
+from ..privacy.allocation import ALLOCATIONS, noise_multiplier_of
 from .arguments import parse_numbers
 
 _OPTIONS = (
@@ -47,10 +47,10 @@ def noise_by_group(given: dict[str, Any], sigma: float) -> dict[str, Any]:
                 f"--{idle[0].replace('_', '-')} is about the noise of the groups: give --thresholds R_1,..,R_M too"
             )
         return {}
-    from ..adaptive import Adaptive
-    from ..groupnoise import GroupNoise
-    from ..hardened import HardenedNoise
-    from ..noise import SecureNoise
+    from ..clipping.adaptive import Adaptive
+    from ..clipping.budget import GroupNoise
+    from ..noise.grid import HardenedNoise
+    from ..noise.sources import SecureNoise
 
     bounds = parse_numbers("--thresholds", asked["thresholds"])
     if asked["sizes"] is None and (asked["allocation"] == "dimension" or asked["hardened"]):

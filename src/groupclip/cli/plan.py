@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from ..epochs import steps_of
-from ..events import ADJACENCIES, SAMPLINGS
-from ..figures import figure, reading
-from ..mechanism import UNITS, Mechanism
-from ..spent import PrivacySpent, default_delta, warn_if_lax
+from ..privacy.epochs import steps_of
+from ..privacy.figures import figure, reading
+from ..privacy.mechanism import UNITS, Mechanism
+from ..privacy.sampled_step import ADJACENCIES, SAMPLINGS
+from ..privacy.spent import PrivacySpent, default_delta, warn_if_lax
 
 Command = Callable[..., None]
 

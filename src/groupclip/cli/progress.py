@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from ..figures import figure
+from ..privacy.figures import figure
 from .signals import StopOnSignal
 
 if TYPE_CHECKING:

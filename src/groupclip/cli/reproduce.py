@@ -13,9 +13,9 @@ from .cells import Lines
 from .signals import StopOnSignal
 
 if TYPE_CHECKING:
-    from ..reproduce.catalogue import Table
-    from ..reproduce.cells import Cell
-    from ..reproduce.runner import Job
+    from ..paper.catalogue import Table
+    from ..paper.cells import Cell
+    from ..paper.runner import Job
 
 FIELDS = ("model", "data", "epsilon", "clipping", "clip", "thresholds", "epochs", "seed")
 
@@ -24,12 +24,12 @@ class Experiments(click.Group):
     """Tables and figures are commands; they are read from the catalogue when one is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        from ..reproduce.catalogue import ORDER
+        from ..paper.catalogue import ORDER
 
         return [*super().list_commands(ctx), *ORDER]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        from ..reproduce.catalogue import ORDER, catalogue
+        from ..paper.catalogue import ORDER, catalogue
 
         if cmd_name not in ORDER:
             return super().get_command(ctx, cmd_name)
@@ -61,11 +61,11 @@ def reproduce(context: click.Context, as_list: bool, as_json: bool) -> None:
         if not as_list:
             click.echo(context.get_help())
         elif as_json:
-            from ..reproduce.listing import facts
+            from ..paper.listing import facts
 
             print_json(facts())
         else:
-            from ..reproduce.listing import text
+            from ..paper.listing import text
 
             click.echo(text())
 
@@ -81,7 +81,7 @@ def sigma(as_json: bool) -> None:
     Example:
       groupclip reproduce sigma
     """
-    from ..reproduce.sigma import budgets
+    from ..paper.sigma import budgets
 
     rows = []
     if not as_json:
@@ -128,7 +128,7 @@ def tables(results: Path, out: Path | None, as_json: bool) -> None:
     Example:
       groupclip reproduce tables --results results
     """
-    from ..reproduce.pages import write_pages
+    from ..paper.pages import write_pages
 
     with arguments_at_fault():
         files = write_pages(results, results if out is None else out)
@@ -179,13 +179,13 @@ def _experiment(table: Table) -> click.Command:
 
 
 def _run(table: Table, *, scale: str, dry_run: bool, out: Path, as_json: bool, quiet: bool, **given: Any) -> None:
-    from ..reproduce.selection import chosen, split
+    from ..paper.selection import chosen, split
 
     wanted = {field: split(given[field]) for field in FIELDS if given[field] is not None}
     seeds = [int(seed) for seed in wanted.pop("seed", ["0"])] if scale == "full" else []  # small cells have theirs
     device = device_named(given["device"])
     if scale == "small":
-        from ..reproduce.scaled.choice import small_jobs
+        from ..paper.scaled.choice import small_jobs
 
         if dry_run:
             raise ValueError("--dry-run is for the full scale; small runs need no stand-ins")
@@ -200,9 +200,9 @@ def _run(table: Table, *, scale: str, dry_run: bool, out: Path, as_json: bool, q
 
 
 def _full_jobs(cells: Sequence[Cell], folder: Path | None, subset: bool, microbatch: int | None) -> list[Job]:
-    from ..reproduce.build import build
-    from ..reproduce.runner import paper_jobs
-    from ..reproduce.source import Hub, Local
+    from ..paper.build import build
+    from ..paper.runner import paper_jobs
+    from ..paper.source import Hub, Local
 
     if subset and folder is None:
         raise ValueError("--subset is about local data: give --data-folder")
@@ -213,7 +213,7 @@ def _full_jobs(cells: Sequence[Cell], folder: Path | None, subset: bool, microba
 def _train(table: Table, jobs: Sequence[Job], out: Path, device: str, as_json: bool, quiet: bool) -> None:
     from dataclasses import asdict
 
-    from ..reproduce.runner import Stopped, run_jobs
+    from ..paper.runner import Stopped, run_jobs
 
     signals = StopOnSignal()
     lines = Lines(signals, quiet=quiet or as_json)
@@ -230,8 +230,8 @@ def _train(table: Table, jobs: Sequence[Job], out: Path, device: str, as_json: b
 
 
 def _dry(cells: Sequence[Cell], as_json: bool) -> None:
-    from ..reproduce.build import build
-    from ..reproduce.dryrun import dry_runs
+    from ..paper.build import build
+    from ..paper.dryrun import dry_runs
 
     rows = []
     for found in dry_runs(cells, lambda data, model, where: build(data, model, source=where)):

@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-from ..figures import figure
-from ..mechanism import Mechanism
-from ..search import LAWS, calibrate_search, search_cost
-from ..spent import PrivacySpent
+from ..privacy.figures import figure
+from ..privacy.mechanism import Mechanism
+from ..privacy.selection import LAWS, calibrate_search, search_cost
+from ..privacy.spent import PrivacySpent
 
 _OPTIONS = (
     click.option(

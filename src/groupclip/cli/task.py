@@ -14,7 +14,7 @@ from .arguments import parse_options
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from ..partition import Partition
+    from ..partition.groups import Partition
     from ..run.config import RunConfig
     from ..tasks import Task
 

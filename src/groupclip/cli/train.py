@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..allocation import ALLOCATIONS
-from ..figures import figure
+from ..privacy.allocation import ALLOCATIONS
+from ..privacy.figures import figure
 from .arguments import ACCOUNTANT, arguments_at_fault, parse_adaptive, parse_options, parse_thresholds, print_json
 from .options import told
 from .plan import SAMPLING

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..operands import PrivateParameter
+from ..autograd.tensors import PrivateParameter
 from .integers import small
 
 META = torch.device("meta")

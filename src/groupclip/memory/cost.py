@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..norms import AUTO, GRAM, INSTANTIATED
+from ..persample.norms import AUTO, GRAM, INSTANTIATED
 from .trace import Booking, Layer
 
 
@@ -28,7 +28,7 @@ class Option:
     """A layer with one norm method. Bytes, gradients of parameters left out.
 
     Attributes:
-        method: of :data:`groupclip.norms.METHODS`.
+        method: of :data:`groupclip.persample.norms.METHODS`.
         peak: the most while the gradient passes the layer, up to the end of its norms.
         level: when it has.
         held: of that, what is kept until its group ends, apart from

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ..plots import COLOURS, GREY, Curve, drawing
+from ..statement.plots import COLOURS, GREY, Curve, drawing
 
 _POINTS = 2000  # of a curve that are drawn, the highest of each stretch
 

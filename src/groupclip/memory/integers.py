@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..batch import tensors_in
+from ..nested import tensors_in
 
 aten = torch.ops.aten
 

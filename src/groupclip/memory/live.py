@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..batch import tensors_in
+from ..nested import tensors_in
 
 
 class Live(TorchDispatchMode):

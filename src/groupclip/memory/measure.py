@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..attaching import attach
-from ..batch import tensors_in
-from ..partition import Partition
+from ..engine.attach import attach
+from ..nested import tensors_in
+from ..partition.groups import Partition
 from .live import Live
 from .passes import Curve, as_with_noise
 from .workload import Loss, batch_bytes, default_loss

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..attaching import attach
-from ..batch import tensors_in
-from ..engine import Engine
-from ..forward import Forward
-from ..normals import workspace_bytes
-from ..partition import Partition, partition
+from ..engine.attach import attach
+from ..engine.engine import Engine
+from ..engine.forward import Forward
+from ..nested import tensors_in
+from ..noise.normals import workspace_bytes
+from ..partition.groups import Partition, partition
 from .blanks import blank, blank_model, example
 from .live import Live
 from .sketch import answering, sketching

@@ -15,8 +15,8 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from ..norms import AUTO
-from ..partition import Partition, partition
+from ..partition.groups import Partition, partition
+from ..persample.norms import AUTO
 from .cost import LayerCost, Machine, group_peak, layer_costs
 from .methods import Intervals, fastest, least_bytes, least_seconds
 from .passes import Curve, Sketched, optimizer_bytes

@@ -21,11 +21,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ..batch import instances_in, replaced, tensors_in
+from ..autograd.dispatch import dispatch
+from ..autograd.pass_state import in_backward
+from ..autograd.tensors import PrivateParameter, PrivateTensor
 from ..errors import UnsupportedOperation
-from ..operands import PrivateParameter, PrivateTensor
-from ..private import dispatch
-from ..tape import in_backward
+from ..nested import instances_in, replaced, tensors_in
 from .blame import asking_module, needs, without_numbers
 from .blanks import META, blank
 from .integers import CPU, FACTORIES, READ, Integers

@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
-from ..batch import tensors_in
-from ..gate import Gate, Group, Slot
-from ..norms import GRAM, INSTANTIATED, accumulation_dtype
+from ..autograd.gate import Gate, Group, Slot
+from ..autograd.vmap import Part
+from ..nested import tensors_in
 from ..persample.base import PerSample
 from ..persample.convolution import Convolution
+from ..persample.norms import GRAM, INSTANTIATED, accumulation_dtype
 from ..persample.outer import Outer
-from ..together import Part
 from .live import Live
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..batch import replaced, tensors_in
+from ..nested import replaced, tensors_in
 
 #: ``loss(model, batch)`` gives one loss per sample, ``[B]``.
 Loss = Callable[[nn.Module, Any], Tensor]

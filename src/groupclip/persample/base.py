@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from ..norms import accumulation_dtype
+from .norms import accumulation_dtype
 
 
 class PerSample(ABC):

@@ -12,10 +12,10 @@ from math import prod
 import torch
 from torch import Tensor
 
-from ..norms import AUTO, CANCELLATION, GRAM, accumulation_dtype, choose_method, gram_square_sums, square_sums
 from .base import PerSample, weigh
 from .cancelling import add_apart, chosen_of, few_at_once
 from .dense import Dense
+from .norms import AUTO, CANCELLATION, GRAM, accumulation_dtype, choose_method, gram_square_sums, square_sums
 
 
 @dataclass(frozen=True)

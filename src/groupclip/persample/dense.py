@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..norms import INSTANTIATED, accumulation_dtype, lost, square_sums
 from .base import PerSample
+from .norms import INSTANTIATED, accumulation_dtype, lost, square_sums
 
 
 class Dense(PerSample):

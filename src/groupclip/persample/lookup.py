@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..norms import CANCELLATION, accumulation_dtype, lost, square_sums
 from .base import PerSample, weigh
 from .cancelling import add_apart, chosen_of, few_at_once
+from .norms import CANCELLATION, accumulation_dtype, lost, square_sums
 from .outer import Outer
 
 

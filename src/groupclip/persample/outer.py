@@ -8,10 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..norms import AUTO, CANCELLATION, GRAM, accumulation_dtype, choose_method, gram_square_sums, square_sums
 from .base import PerSample, weigh, weighing_rounding, wide_product
 from .cancelling import add_apart, chosen_of, few_at_once
 from .dense import Dense
+from .norms import AUTO, CANCELLATION, GRAM, accumulation_dtype, choose_method, gram_square_sums, square_sums
 
 
 class Outer(PerSample):

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..norms import INSTANTIATED, accumulation_dtype
 from .base import PerSample, weigh
 from .dense import Dense
+from .norms import INSTANTIATED, accumulation_dtype
 from .outer import Outer
 
 #: Of a float32 number in half precision: so many parts hold all its bits.

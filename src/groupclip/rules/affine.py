@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..call import Call, NotSplit
+from ..autograd.dispatch import RULES
+from ..autograd.operation import Call, NotSplit
 from ..persample.base import PerSample
 from ..persample.dense import Dense
 from ..persample.outer import Outer
-from ..private import RULES
 from .shapes import autocast_to, by_position, summed
 
 

@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..call import Call, NotSplit
-from ..private import WRITTEN_OUT, dispatch_or_run
-from ..reads import run
-from ..together import Part, natively
+from ..autograd.dispatch import WRITTEN_OUT, dispatch_or_run
+from ..autograd.operation import Call, NotSplit
+from ..autograd.reads import run
+from ..autograd.vmap import Part, natively
 
 
 def multi_head_attention(

@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..call import Call, NotSplit
+from ..autograd.dispatch import CHECKS, RULES
+from ..autograd.operation import Call, NotSplit
 from ..errors import UnsupportedOperation
 from ..persample.base import PerSample
 from ..persample.lookup import Lookup
-from ..private import CHECKS, RULES
 
 
 def embedding_bag(

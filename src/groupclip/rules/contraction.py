@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..call import Call, NotSplit
+from ..autograd.dispatch import dispatch
+from ..autograd.operation import Call, NotSplit
 from ..persample.base import PerSample
 from ..persample.convolution import Convolution, Geometry
 from ..persample.dense import Dense
 from ..persample.outer import Outer
-from ..private import dispatch
 from .shapes import autocast_to
 
 

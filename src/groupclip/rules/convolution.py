@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..call import Call, NotSplit
+from ..autograd.dispatch import RULES, Rule
+from ..autograd.operation import Call, NotSplit
 from ..persample.base import PerSample
 from ..persample.convolution import Convolution, Geometry
 from ..persample.dense import Dense
-from ..private import RULES, Rule
 from .shapes import autocast_to
 
 

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..call import Call, NotSplit
-from ..private import RULES, WRITTEN_OUT, dispatch_or_run
+from ..autograd.dispatch import RULES, WRITTEN_OUT, dispatch_or_run
+from ..autograd.operation import Call, NotSplit
 from .contraction import contraction
 
 

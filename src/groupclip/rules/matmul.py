@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..call import Call, NotSplit
+from ..autograd.dispatch import RULES
+from ..autograd.operation import Call, NotSplit
 from ..persample.base import PerSample
 from ..persample.outer import Outer
-from ..private import RULES
 from .einsum import product
 from .shapes import autocast_to, by_position
 

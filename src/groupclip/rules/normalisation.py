@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..call import Call, NotSplit
+from ..autograd.dispatch import RULES
+from ..autograd.operation import Call, NotSplit
 from ..errors import PrivacyViolation
 from ..persample.base import PerSample
 from ..persample.dense import Dense
-from ..private import RULES
 from .shapes import summed
 
 

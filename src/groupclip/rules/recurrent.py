@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..call import Call, NotSplit
+from ..autograd.dispatch import RULES, spread
+from ..autograd.operation import Call, NotSplit
 from ..persample.base import PerSample
 from ..persample.dense import Dense
 from ..persample.outer import Outer
-from ..private import RULES, spread
 from .recurrence import GATES, GRU, LSTM, RELU, TANH, Steps, Weights, attach_gradients
 
 

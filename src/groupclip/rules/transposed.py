@@ -12,10 +12,10 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..call import Call, NotSplit
+from ..autograd.dispatch import RULES, Rule
+from ..autograd.operation import Call, NotSplit
 from ..persample.base import PerSample
 from ..persample.convolution import Convolution, Geometry
-from ..private import RULES, Rule
 from .convolution import bias_gradients, each, images
 from .shapes import autocast_to
 

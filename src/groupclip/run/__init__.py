@@ -4,7 +4,7 @@ from . import start
 outcome = start({"task": "digits", "epsilon": 3, "clipping": "uniform:2"}, Path("runs/digits")).train()
 """
 
-from ..epochs import steps_of
+from ..privacy.epochs import steps_of
 from .config import RunConfig, read_yaml
 from .errors import ConfigError, RunFailed, RunInterrupted
 from .observer import Beginning, Nobody, Observer

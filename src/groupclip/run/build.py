@@ -10,16 +10,16 @@ import torch
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from ..adaptive import Adaptive
-from ..attaching import attach
-from ..engine import Engine
-from ..hardened import HardenedNoise
-from ..mechanism import Mechanism
-from ..partition import Partition, partition
-from ..spent import warn_if_lax
-from ..styles import PLANNED
+from ..clipping.adaptive import Adaptive
+from ..engine.attach import attach
+from ..engine.engine import Engine
+from ..noise.grid import HardenedNoise
+from ..partition.groups import Partition, partition
+from ..partition.styles import PLANNED
+from ..privacy.mechanism import Mechanism
+from ..privacy.spent import warn_if_lax
+from ..sampling.users import PerUser
 from ..tasks import Task
-from ..users import PerUser
 from .config import RunConfig
 from .errors import ConfigError
 

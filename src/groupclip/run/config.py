@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from ..allocation import ALLOCATIONS
-from ..events import ADJACENCIES, SAMPLINGS
+from ..privacy.allocation import ALLOCATIONS
+from ..privacy.sampled_step import ADJACENCIES, SAMPLINGS
 from ..tasks import TaskOptions
 from ..tasks.encoder import PACKAGES
 from .errors import ConfigError

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import GroupClipError, PrivacyViolation
-from ..sampling import LogicalBatch, LogicalBatches, logical_batches
+from ..sampling.batches import LogicalBatch, LogicalBatches, logical_batches
 from ..tasks import Task
 from ..tasks.spec import ImageFiles
 from . import checkpoint

@@ -7,8 +7,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..reading import Padded
-from ..users import user_losses
+from ..sampling.readers import Padded
+from ..sampling.users import user_losses
 from .build import Trainer
 
 

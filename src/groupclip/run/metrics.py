@@ -24,9 +24,9 @@ from typing import Any
 
 import torch
 
-from ..engine import Engine
+from ..engine.engine import Engine
 from ..errors import PrivacyViolation
-from ..mechanism import Mechanism
+from ..privacy.mechanism import Mechanism
 from .errors import RunFailed
 from .files import write_atomically
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ..partition import Partition
+from ..partition.groups import Partition
 from .config import RunConfig
 
 

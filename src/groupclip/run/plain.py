@@ -18,7 +18,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.data import DataLoader
 
 from ..models import pretrain_on_letters
-from ..partition import partition
+from ..partition.groups import partition
 from ..tasks import Task
 from ..tasks.spec import Told
 from .build import device_of, learning_rate, model_of

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from .. import report
-from ..statement import software
+from ..statement import html as report
+from ..statement.record import software
 from ..tasks import Task
 from .checkpoint import plain_tensor
 from .config import RunConfig

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..names import plain_name
-from ..report import RunReport, html_report, told_lost
-from ..statement import PrivacyRecord, model_card
+from ..statement.html import RunReport, html_report, told_lost
+from ..statement.names import plain_name
+from ..statement.record import PrivacyRecord, model_card
+from ..statement.words import paragraphs
 from ..tasks import Task
-from ..wording import paragraphs
 from .build import Trainer
 from .checkpoint import Progress, plain_tensor
 from .config import PATH_OPTIONS, RunConfig

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ..epochs import steps_of
-from ..spent import default_delta, told_lax
+from ..privacy.epochs import steps_of
+from ..privacy.spent import default_delta, told_lax
 from ..tasks import Task
 from .config import RunConfig
 from .errors import ConfigError

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import PrivacyViolation
-from ..mechanism import Mechanism
+from ..privacy.mechanism import Mechanism
 from ..tasks import Task
 from ..tasks.spec import Told
 from . import checkpoint

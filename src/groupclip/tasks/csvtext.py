@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch.utils.data import TensorDataset
 
-from groupclip.naming import alike, plain
+from groupclip.sampling.names import alike, plain
 
 from .encoder import encoder
 from .spec import Task, TaskOptions

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from groupclip.naming import plain
+from groupclip.sampling.names import plain
 
 from .finding import SUFFIXES, LeftOut, beside, class_folders, images_below
 from .images import Seen, see

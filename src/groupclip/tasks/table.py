@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from groupclip.naming import plain
+from groupclip.sampling.names import plain
 
 
 class _Reader(Protocol):

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from ..arguments import positive, whole
-from ..attaching import attach
-from ..clipping import Automatic
-from ..mechanism import Mechanism
-from ..noise import InsecureNoise
-from ..sampling import poisson_batches
+from ..clipping.functions import Automatic
+from ..engine.attach import attach
+from ..noise.sources import InsecureNoise
+from ..privacy.mechanism import Mechanism
+from ..sampling.batches import poisson_batches
 from .bound import Setting
 from .distance import Numbers
 

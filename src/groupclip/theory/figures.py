@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ..memory.figures import save
-from ..plots import COLOURS, GREY, Curve, drawing
+from ..statement.plots import COLOURS, GREY, Curve, drawing
 from .bound import Setting, dp_sgd, proof_last_line, sgd_from_squares
 
 

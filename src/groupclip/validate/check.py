@@ -22,11 +22,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..attaching import attach
-from ..call import SLOW, VMAP
-from ..clipping import Abadi
+from ..autograd.operation import SLOW, VMAP
+from ..clipping.functions import Abadi
+from ..engine.attach import attach
 from ..errors import GroupClipError, PrivacyViolation
-from ..partition import Partition, partition
+from ..partition.groups import Partition, partition
 from .coverage import Coverage, ParameterUse, slow, table
 from .memory import notes_on_memory
 from .mixing import blame

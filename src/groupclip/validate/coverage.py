@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..partition import Partition
+from ..partition.groups import Partition
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class ParameterUse:
 
 
 class Coverage:
-    """Observes passes (see :class:`groupclip.tape.Observer`)."""
+    """Observes passes (see :class:`groupclip.autograd.pass_state.Observer`)."""
 
     def __init__(self) -> None:
         self._operations: dict[str, dict[tuple[str, str], None]] = {}

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..tape import Tape
-from ..together import NATIVE
+from ..autograd.pass_state import Tape
+from ..autograd.vmap import NATIVE
 from .beside import asked, drawn_apart, layout
 from .kinds import CANDIDATES, PICKED, SHARED, Drawn, Kind, Stand, quantile, share_of, stream
 from .places import Places, state_of_torch

@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from ..tape import Tape
+from ..autograd.pass_state import Tape
 from .kinds import CANDIDATES, Drawn, Kind, Stand, quantile, share_of, stream
 from .places import Places
 

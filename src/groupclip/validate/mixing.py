@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..batch import tensors_in
+from ..nested import tensors_in
 from .replay import Replays
 from .samples import Batch, Path, told
 

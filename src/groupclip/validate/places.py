@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import torch
 
-from ..tape import Tape
-from ..together import Part
+from ..autograd.pass_state import Tape
+from ..autograd.vmap import Part
 
 
 class Places:

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..autograd.pass_state import Tape
 from ..errors import PrivacyViolation
-from ..tape import Tape
 from .draws import Draws
 from .draws_elsewhere import DrawsElsewhere
 from .kinds import PICKED, Drawn, Kind, Stand, classified

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..batch import is_record
+from ..nested import is_record
 
 Path = tuple[Any, ...]
 

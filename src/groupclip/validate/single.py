@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..norms import square_sums
-from ..partition import Partition
+from ..partition.groups import Partition
+from ..persample.norms import square_sums
 from .replay import Replays
 from .state import State
 

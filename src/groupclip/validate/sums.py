@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..engine import Engine
+from ..engine.engine import Engine
 from ..errors import GroupClipError, PrivacyViolation
-from ..norms import square_sums
+from ..persample.norms import square_sums
 from .replay import Replays
 from .samples import Batch
 from .single import Sample

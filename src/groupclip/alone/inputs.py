@@ -1,0 +1,166 @@
+"""The inputs of the model: which of them hold samples, and what a part of the samples gets of them.
+
+The first tensor's dimension 0 is the batch, of B samples. Others that are as long hold samples too (masks, labels), or are so
+long by chance (positions, a support set). Which, is found out by their lengths in batches of different sizes, or else, once,
+by running the model without gradients on a few samples beside all rows of that input.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..autograd.vmap import NATIVE, Part
+from ..errors import PrivacyViolation
+from ..nested import has_numbers, replaced, tensors_in
+from .sequences import Sequences
+
+#: Runs the model without gradients on other inputs; raises what the model raises.
+Probe = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Of one call.
+
+    Attributes:
+        args, kwargs: as the user gave them.
+        samples: ids of the tensors whose dimension 0 is the sample.
+        batch: B.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    samples: frozenset[int]
+    batch: int
+
+    def of(self, part: Part) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What each sample of the part gets: a batch of one. To be called natively."""
+
+        def change(value: Any) -> Any:
+            if id(value) not in self.samples:
+                return value
+            rows = value if part.rows is None else value[part.rows]
+            if not part.batch:  # nobody's numbers stand in, and no gradient is made of them
+                rows = value.new_zeros((1, *value.shape[1:]))
+            return rows if part.level == NATIVE else part.logical(rows.unsqueeze(1))
+
+        return replaced((self.args, self.kwargs), change)
+
+    def rows(self, index: Sequence[int], whole: int | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The inputs of some samples only; all rows of the tensor with the id ``whole``."""
+
+        def change(value: Any) -> Any:
+            cut = id(value) in self.samples and id(value) != whole
+            return value.detach()[list(index)] if cut else value
+
+        return replaced((self.args, self.kwargs), change)
+
+
+class Roles:
+    """What has been seen of the inputs of a model, by their number: samples or not."""
+
+    def __init__(self) -> None:
+        self._followed: defaultdict[int, set[int]] = defaultdict(set)  # batch sizes that its length was
+        self._lengths: defaultdict[int, set[int]] = defaultdict(set)  # its lengths that weren't the batch's
+        self._samples: set[int] = set()
+        self._constant: set[int] = set()
+        self._sequences = Sequences()
+
+    def read(self, args: tuple[Any, ...], kwargs: dict[str, Any], probe: Probe) -> Inputs:
+        """Which of the inputs hold samples.
+
+        Raises:
+            PrivacyViolation: none has a batch dimension.
+            UnsupportedOperation: a list, a tuple or an array has an entry for each sample.
+        """
+        tensors = [t for t in tensors_in((args, kwargs)) if t.dim() > 0]
+        if not tensors:
+            raise PrivacyViolation(
+                "the model was called without any tensor that has a batch dimension, so samples can't be told apart; "
+                "pass the batch as a tensor whose first dimension is the sample"
+            )
+        batch = tensors[0].shape[0]
+        long = {id(t) for t in tensors if t.shape[0] == batch}
+        constant: set[int] = set()
+        doubtful: list[int] = []
+        for n, tensor in enumerate(tensors[1:], start=1):
+            length = tensor.shape[0]
+            if length != batch:
+                if length > 1:
+                    self._lengths[n].add(length)
+                continue
+            if length > 1:
+                self._followed[n].add(length)
+            if n in self._constant:
+                constant.add(id(tensor))
+            elif length > 1 and n not in self._samples and (length in self._lengths[n] or len(self._followed[n]) < 2):
+                doubtful.append(n)
+        inputs = Inputs(args, kwargs, frozenset(long - constant), batch)
+        for n in doubtful:
+            if _is_constant(inputs, tensors[n], probe):
+                self._constant.add(n)
+                constant.add(id(tensors[n]))
+                inputs = Inputs(args, kwargs, frozenset(long - constant), batch)
+            else:
+                self._samples.add(n)
+        self._sequences.check(args, kwargs, batch, lambda few: _is_whole(inputs, few, probe))
+        return inputs
+
+
+def _is_whole(inputs: Inputs, few: Sequence[int], probe: Probe) -> bool:
+    """Whether the outputs for a few samples are their rows of the outputs for all; what isn't cut stays as it is."""
+    whole, _ = _tried(probe, inputs.args, inputs.kwargs)
+    found, _ = _tried(probe, *inputs.rows(few))
+    return whole is not None and found is not None and _agree(whole, found, few, inputs.batch)
+
+
+def _is_constant(inputs: Inputs, tensor: Tensor, probe: Probe) -> bool:
+    """Whether the model takes all rows of ``tensor`` for every sample: told by running it on a few samples."""
+    few = (0, 1, 0) if inputs.batch == 2 else (0, 1)
+    beside, error = _tried(probe, *inputs.rows(few, whole=id(tensor)))
+    if beside is None:
+        return False
+    cut, cut_error = _tried(probe, *inputs.rows(few))
+    if cut is None:
+        # Neither runs: what is wrong shows in the pass itself.
+        return error is None and cut_error is not None
+    whole, _ = _tried(probe, inputs.args, inputs.kwargs)
+    if whole is None:
+        return False
+    # Where both agree the values don't depend on it; a sample that sees its own row only is in no danger.
+    return [_agree(whole, found, few, inputs.batch) for found in (cut, beside)] == [False, True]
+
+
+def _tried(probe: Probe, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Tensor] | None, Exception | None]:
+    try:
+        return [t for t in tensors_in(probe(args, kwargs)) if t.is_floating_point()], None
+    except Exception as error:
+        return None, error
+
+
+def _agree(whole: list[Tensor], found: list[Tensor], few: Sequence[int], batch: int) -> bool:
+    """Whether the outputs for a few samples are those samples' rows of the outputs for all."""
+    if len(whole) != len(found):
+        return False
+    compared = 0
+    for x, y in zip(whole, found, strict=True):
+        if x.dim() == 0 or x.shape[0] != batch:
+            continue
+        if y.shape != (len(few), *x.shape[1:]):
+            return False
+        compared += 1
+        if not has_numbers(x):  # a pass without numbers goes by the shapes alone
+            continue
+        rows = x[list(few)]
+        tolerance = torch.finfo(x.dtype).eps ** 0.5
+        if not torch.allclose(
+            rows, y, rtol=tolerance, atol=tolerance * float(x.abs().nan_to_num().max()), equal_nan=True
+        ):
+            return False
+    return compared > 0

@@ -1,0 +1,184 @@
+"""Every operation that uses a private parameter goes to a rule that keeps samples apart.
+
+``attach`` gives each trainable parameter the class :class:`PrivateParameter`, in place (:mod:`groupclip.autograd.tensors`). Its
+``__torch_function__`` sends every operation to :func:`dispatch`, which knows four ways:
+
+1. *derivation*: an operation on parameters alone (``w.t()``, ``1 + w``, a position embedding) gives a :class:`PrivateTensor`,
+   which is in turn private until it meets a sample;
+2. a *rule* (:mod:`groupclip.rules`) for the operation on all samples of a part: closed forms, fast;
+3. *spreading*: each sample gets the parameter expanded for it, and its gradient comes out instantiated: any operation, exact;
+4. beside the model's own forward pass, where nothing tells whose rows are whose: credit by loss (:mod:`groupclip.autograd.beside`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..errors import UnsupportedOperation
+from ..nested import PLAIN_TYPES, instances_in, replaced, tensors_in
+from ..persample.base import PerSample
+from ..persample.dense import Dense
+from .beside import use_beside
+from .derived import derive
+from .gate import tap
+from .operation import DERIVED, RULE, VMAP, Call, NotSplit, tape_of
+from .reads import run
+from .tensors import PRIVATE_TYPES, Private, PrivateParameter, PrivateTensor, send_uses_to, targets
+from .vmap import NestedLevel, Part, natively
+
+Rule = Callable[..., Any]
+
+#: operation -> rule(call, *args, **kwargs), which runs natively and returns physical tensors. Rules raise :class:`NotSplit`
+#: where they have no closed form.
+RULES: dict[Any, Rule] = {}
+
+#: operation -> the same operation in terms of others, for functions of torch that hide several behind one.
+WRITTEN_OUT: dict[Any, Rule] = {}
+
+#: operation -> check(call, *args, **kwargs), which refuses what would break the guarantee, whatever way it went.
+CHECKS: dict[Any, Callable[..., None]] = {}
+
+#: Operations that return facts, or tensors cut off from autograd: run as they are.
+_PASSIVE: set[Any] = {
+    Tensor.detach, Tensor.size, Tensor.dim, Tensor.numel, Tensor.nelement, Tensor.stride, Tensor.is_contiguous,
+    Tensor.requires_grad_, Tensor.register_hook, Tensor.is_floating_point, Tensor.is_complex, Tensor.data_ptr,
+    Tensor.untyped_storage, Tensor.element_size, Tensor.get_device, Tensor.__len__, Tensor.__repr__, Tensor.__hash__,
+    Tensor.register_post_accumulate_grad_hook, Tensor.retain_grad, Tensor.__format__, Tensor.__reduce_ex__,
+    Tensor.is_shared, Tensor.share_memory_, torch._has_compatible_shallow_copy_type,  # pyright: ignore[reportPrivateImportUsage]
+}  # fmt: skip
+
+#: Entry by entry, or moving entries: autograd itself sums an expanded parameter's gradient for each sample, at no extra cost.
+_ENTRYWISE: set[Any] = {
+    torch.add, Tensor.add, Tensor.add_, torch.sub, Tensor.sub, Tensor.sub_, torch.subtract, Tensor.subtract, torch.rsub,
+    Tensor.__rsub__, torch.mul, Tensor.mul, Tensor.mul_, torch.multiply, Tensor.multiply, torch.div, Tensor.div, Tensor.div_,
+    torch.true_divide, Tensor.true_divide, torch.divide, Tensor.divide, Tensor.__rdiv__, torch.prelu, F.prelu, Tensor.prelu,
+    torch.cat, torch.concat, torch.concatenate, torch.stack, torch.where, Tensor.where, Tensor.__setitem__,
+}  # fmt: skip
+
+_PROPERTIES = ("__get__", "__set__", "__delete__")  # shape, grad, data, T ..
+
+
+def dispatch(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Run ``func`` on arguments of which some are private."""
+    with torch._C.DisableTorchFunctionSubclass():
+        if func in _PASSIVE or not torch.is_grad_enabled():
+            return func(*args, **kwargs)
+        privates: list[Private] = []
+        plain: list[Tensor] = []
+        _sort(args, privates, plain)
+        if kwargs:
+            _sort(kwargs.values(), privates, plain)
+        if not privates:
+            return func(*args, **kwargs)
+        if func.__name__ in _PROPERTIES:
+            result = func(*args, **kwargs)
+            if not isinstance(result, Tensor) or not result.requires_grad or func == Tensor.grad.__get__:  # pyright: ignore
+                return result
+        if func is Tensor.backward:
+            raise UnsupportedOperation(
+                "backward() on a tensor that was computed without telling samples apart; call engine.backward(losses) with "
+                "the per-sample losses themselves"
+            )
+        tape = tape_of(privates, func)
+        part = tape.part
+        if part is None:
+            return use_beside(tape, func, args, kwargs, privates)
+        if part.level and not tape.inside_here:  # another thread's: samples are run one at a time then
+            raise RuntimeError(
+                "a parameter is used by another thread than the one whose forward pass is under way: there its samples are "
+                "side by side"
+            )
+        tape.follow_checkpoint()
+        return split(Call(tape, part, func, args, kwargs, privates, plain))
+
+
+def _sort(values: Iterable[Any], privates: list[Private], plain: list[Tensor]) -> None:
+    """The tensors in arguments: those that are private, and the others."""
+    for value in values:
+        kind = type(value)
+        if kind in PRIVATE_TYPES:
+            if value.requires_grad:
+                privates.append(value)
+        elif kind in PLAIN_TYPES:
+            continue
+        elif isinstance(value, Tensor):
+            plain.append(value)
+        elif kind is tuple or kind is list:
+            _sort(value, privates, plain)
+        else:
+            for tensor in tensors_in(value):
+                _sort((tensor,), privates, plain)
+
+
+def split(call: Call) -> Any:
+    """The first way that keeps the samples of this operation apart."""
+    part, func = call.part, call.func
+    if func in CHECKS:
+        CHECKS[func](call, *call.args, **call.kwargs)
+    for tensor in call.plain:
+        if part.holds(tensor):
+            break
+    else:
+        with natively():
+            call.tell(DERIVED)
+            return derive(call)
+    if func in WRITTEN_OUT:
+        try:
+            return WRITTEN_OUT[func](call, *call.args, **call.kwargs)
+        except NotSplit:
+            pass
+    if func in RULES and part.on_top and not call.complex:
+        try:
+            with natively():
+                result = _logical(part, RULES[func](call, *call.args, **call.kwargs))
+            call.tell(RULE)
+            return result
+        except (NotSplit, NestedLevel):
+            pass
+    return _run_spread(call)
+
+
+def dispatch_or_run(call: Call, func: Any, *args: Any) -> Any:
+    """An operation that another is written out in: with private operands, or without."""
+    if any(True for _ in instances_in(args, (PrivateParameter, PrivateTensor))):
+        return dispatch(func, args, {})
+    return run(call.part, func, args, {})
+
+
+def _logical(part: Part, result: Any) -> Any:
+    if isinstance(result, Tensor):
+        return part.logical(result)
+    return tuple(part.logical(r) for r in result)
+
+
+def _run_spread(call: Call) -> Any:
+    """Any operation, each sample with the parameters expanded for it."""
+    if call.in_place and call.is_private(call.args[0]):
+        raise UnsupportedOperation(
+            f"{call.name} changes a parameter in place, or a tensor computed from parameters alone; write it out of place "
+            "(y = x + .. instead of x.add_(..)), so that per-sample gradients can follow it"
+        )
+    part = call.part
+    with natively():
+        own = {id(p): part.logical(spread(part, p)) for p in call.privates}
+    args, kwargs = replaced((call.args, dict(call.kwargs)), lambda v: own.get(id(v), v))
+    call.tell(RULE if call.func in _ENTRYWISE else VMAP)
+    return run(part, call.func, args, kwargs)
+
+
+def spread(part: Part, operand: Private) -> Tensor:
+    """``[size, *shape]``: the operand for each sample, with the gradient of each to come. To be called natively."""
+    value = operand._derived.native if isinstance(operand, PrivateTensor) else operand.detach()
+    return tap(part, [part.each(value)], [], [targets(operand)], _instantiated)[0]
+
+
+def _instantiated(saved: Any, grads: Any) -> list[PerSample]:
+    return [Dense(grads[0])]
+
+
+send_uses_to(dispatch)

@@ -1,0 +1,123 @@
+"""One operation with private operands, and what rules do with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ..errors import CoverageError
+from ..nested import PLAIN_TYPES
+from ..persample.base import PerSample
+from .gate import tap
+from .pass_state import Tape
+from .tensors import PRIVATE_TYPES, Private, PrivateParameter, PrivateTensor, slots, tapes, targets
+from .vmap import Part
+
+#: How an operation was split by sample, for those who observe a pass.
+RULE = "rule"  # in closed form
+VMAP = "vmap"  # each sample with the parameters expanded for it: their gradients are instantiated
+DERIVED = "derived"  # on parameters alone: followed until it meets the samples
+SLOW = "one by one"  # the samples run one at a time
+
+
+class NotSplit(Exception):
+    """A rule has no closed form for this call: let the next way try."""
+
+
+class Call:
+    """One operation with private operands, on the samples of a part.
+
+    Rules run natively: they work on physical tensors ``[size, *logical]`` (:mod:`groupclip.autograd.vmap`) and return such.
+    """
+
+    def __init__(
+        self, tape: Tape, part: Part, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], privates: list[Private],
+        plain: list[Tensor],
+    ) -> None:  # fmt: skip
+        self.tape, self.part, self.func, self.args, self.kwargs = tape, part, func, args, kwargs
+        self.privates, self.plain = privates, plain  # the tensors among the operands
+        self.size = part.size
+
+    @property
+    def name(self) -> str:
+        return getattr(self.func, "__name__", str(self.func))
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the operation changes its first operand."""
+        return self.name == "__setitem__" or (self.name.endswith("_") and not self.name.endswith("__"))
+
+    @staticmethod
+    def is_private(value: object) -> bool:
+        return type(value) in PRIVATE_TYPES and value.requires_grad  # pyright: ignore[reportAttributeAccessIssue]
+
+    def value(self, operand: Any) -> Any:
+        """The operand as autograd may see it: no gradient goes to a parameter from here."""
+        kind = type(operand)
+        if kind is PrivateParameter:
+            return operand.detach()
+        return operand._derived.native if kind is PrivateTensor else operand
+
+    def holds(self, operand: Any) -> bool:
+        """Whether the operand differs from sample to sample."""
+        if type(operand) in PLAIN_TYPES or not isinstance(operand, Tensor) or self.is_private(operand):
+            return False
+        return self.part.holds(operand)
+
+    def samples(self, operand: Any) -> Tensor:
+        """The operand of all samples, ``[size, *logical]``; a constant is expanded.
+
+        Raises:
+            NotSplit: it is private.
+        """
+        if self.is_private(operand) or not isinstance(operand, Tensor):
+            raise NotSplit
+        return self.part.physical(operand) if self.part.holds(operand) else self.part.each(operand)
+
+    def tap(
+        self,
+        outputs: list[Tensor],
+        saved: list[Tensor],
+        operands: list[Any],
+        book: Callable[[Any, Any], list[PerSample]],
+    ) -> tuple[Tensor, ...]:
+        """Tie physical outputs to the private operands: ``book`` gives one :class:`PerSample` for each of ``operands``."""
+        return tap(self.part, outputs, saved, [targets(o) for o in operands], book)
+
+    @property
+    def complex(self) -> bool:
+        """Whether complex numbers take part: the rules' closed forms are those of real ones."""
+        return any([t.is_complex() for t in self.plain]) or any([p.is_complex() for p in self.privates])
+
+    def tell(self, way: str) -> None:
+        """Tell who observes the pass how this operation was split."""
+        if self.tape.observer is not None:
+            names = [slot.name for p in self.privates for slot in slots(p)]
+            self.tape.observer.used(names, self.name, way if self.part.level else SLOW)
+
+
+def tape_of(privates: Sequence[Private], func: Any) -> Tape:
+    """The tape of the engine whose parameters these are.
+
+    Raises:
+        CoverageError: they are of several engines, or of none.
+    """
+    first = privates[0]
+    if len(privates) == 1 and type(first) is PrivateParameter and first._slot is not None:
+        return first._slot.group.tape
+    tape: Tape | None = None
+    for private in privates:
+        for other in tapes(private):
+            if tape is not None and other is not tape:
+                name = getattr(func, "__name__", str(func))
+                raise CoverageError(
+                    f"{name} uses parameters of models attached to different engines: attach one model that holds both"
+                )
+            tape = other
+    assert tape is not None
+    return tape
+
+
+__all__ = ["DERIVED", "RULE", "SLOW", "VMAP", "Call", "NotSplit", "tape_of"]

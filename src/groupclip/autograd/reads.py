@@ -1,0 +1,285 @@
+"""What a model under vmap may do that vmap can't: read values, and run operations whose results have no common shape.
+
+A value that is read on the host (``if mask.all()``, ``.item()``) is answered where all samples agree. Where they don't, they
+take different paths, and :class:`Differ` says which samples go together; :mod:`groupclip.alone.run` runs them so. Operations
+without a batching rule are run sample by sample.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from ..nested import instances_in, replaced, tensors_in
+from .tensors import PrivateParameter, PrivateTensor
+from .vmap import NestedLevel, Part, natively
+
+Run = Callable[..., Any]
+
+
+class Differ(Exception):
+    """Samples that ran together take different paths from here.
+
+    Args:
+        keys: one for each of them: those with the same key may go on together.
+        outside: what comes isn't seen by vmap: each must go on by itself, without it.
+    """
+
+    def __init__(self, keys: list[Hashable], *, outside: bool = False) -> None:
+        super().__init__("samples take different paths")
+        self.keys, self.outside = keys, outside
+
+
+class NeedsOwn(Exception):
+    """A tensor that the model made for all samples is written to by each of them: each needs its own."""
+
+    def __init__(self, written: Tensor, error: Exception) -> None:
+        super().__init__(str(error))
+        self.written = written
+        self.made_at: Position | None = None
+
+
+#: A place in the model's code.
+Position = tuple[str, int]
+
+
+class Reads(TorchFunctionMode):
+    """On while a model runs on ``part``.
+
+    Args:
+        part: samples that run together.
+        own: where the model makes constants that it writes samples into: each gets its own. None: that isn't followed.
+        dispatch: runs an operation on private parameters.
+        seen: called at every operation.
+    """
+
+    def __init__(self, part: Part, own: set[Position] | None, dispatch: Run, seen: Callable[[], None]) -> None:
+        super().__init__()
+        self.part, self.own, self.dispatch, self.seen = part, own, dispatch, seen
+        self._made: dict[int, Position] = {}  # memory -> where it was made
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen()
+        for kind in types:
+            if kind is PrivateParameter or kind is PrivateTensor:
+                return self.dispatch(func, args, kwargs or {})
+        if self.own is None:
+            return run(self.part, func, args, kwargs or {})
+        try:
+            result = run(self.part, func, args, kwargs or {})
+        except NeedsOwn as needs:
+            needs.made_at = self._made.get(_memory(needs.written))
+            raise
+        if (
+            isinstance(result, Tensor)
+            and self.part.on_top
+            and not self.part.holds(result)
+            and func.__name__ != "__get__"
+        ):
+            memory, place = _memory(result), _position()
+            # A view, or the tensor itself that was changed in place, isn't made here: a copy wouldn't be what is written to.
+            if memory and memory not in {
+                _memory(t) for t in tensors_in((args, kwargs or {})) if not self.part.holds(t)
+            }:
+                if place in self.own:
+                    with natively():
+                        return self.part.logical(self.part.each(result).clone())
+                self._made[memory] = place
+        return result
+
+
+def _memory(x: Tensor) -> int:
+    return 0 if x.is_meta else x.untyped_storage().data_ptr()
+
+
+def _position() -> Position:
+    """Of the model's code that is running."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_TORCH):
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno
+
+
+_TORCH = os.path.dirname(torch.__file__)
+
+
+def run(part: Part, func: Any, args: Any, kwargs: Any) -> Any:
+    """An operation without private operands, on samples that run together."""
+    if part.level:
+        special = SPECIAL.get(func)
+        if special is not None and any(map(part.holds, instances_in((args, kwargs), Tensor))):
+            try:
+                return special(part, func, args, kwargs)
+            except NestedLevel:
+                pass
+    try:
+        return func(*args, **kwargs)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        if not part.level or isinstance(error, NestedLevel):
+            raise
+        return _one_by_one(part, func, args, kwargs, error)
+
+
+def _one_by_one(part: Part, func: Any, args: Any, kwargs: Any, error: RuntimeError) -> Any:
+    """The operation on each sample by itself, the results put together.
+
+    Raises:
+        Differ: they don't go together.
+        NeedsOwn: a tensor that isn't the sample's is written to.
+        RuntimeError: ``error``, where it isn't vmap's.
+    """
+    held = [t for t in tensors_in((args, kwargs)) if part.holds(t)]
+    if not held or not part.on_top:
+        raise error
+    target = _written(func, args, kwargs)
+    if target is not None and not part.holds(target):
+        raise NeedsOwn(target, error) from error
+    with natively():
+        try:
+            physical = {id(t): part.physical(t) for t in held}
+            results = [
+                func(*_of_sample(args, physical, i), **_of_sample(dict(kwargs), physical, i)) for i in range(part.size)
+            ]
+        except NestedLevel:
+            raise error from None
+        except RuntimeError as again:
+            raise error from again
+        if target is not None and target is not kwargs.get("out"):
+            return target  # its rows were written to
+        return _stacked(part, results)
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> Tensor | None:
+    """The tensor that the operation writes to."""
+    out = kwargs.get("out")
+    if isinstance(out, Tensor):
+        return out
+    name = getattr(func, "__name__", "").removesuffix(".default")
+    in_place = (
+        name in ("__setitem__", "__set__") or (name.endswith("_") and not name.endswith("__")) or name in _IN_PLACE
+    )
+    return next(tensors_in(args), None) if in_place else None
+
+
+_IN_PLACE = frozenset({"__iadd__", "__isub__", "__imul__", "__itruediv__", "__ior__", "__iand__", "__ixor__"})
+
+
+def _of_sample(value: Any, physical: dict[int, Tensor], i: int) -> Any:
+    return replaced(value, lambda v: physical[id(v)][i] if id(v) in physical else v)
+
+
+def _stacked(part: Part, results: list[Any]) -> Any:
+    first = results[0]
+    if isinstance(first, Tensor):
+        shapes: list[Hashable] = [tuple(r.shape) for r in results]
+        if any(shape != shapes[0] for shape in shapes):
+            raise Differ(shapes)
+        return part.logical(torch.stack(results))
+    if isinstance(first, (tuple, list)) and any(True for _ in tensors_in(first)):
+        counts: list[Hashable] = [tuple(tuple(t.shape) for t in tensors_in(r)) for r in results]
+        if any(count != counts[0] for count in counts):
+            raise Differ(counts)
+        items = [_stacked(part, list(item)) for item in zip(*results, strict=True)]
+        return items if isinstance(first, list) else tuple(items) if type(first) is tuple else type(first)(items)
+    return agreed([key_of(r) for r in results], results)
+
+
+def key_of(value: Any) -> Hashable:
+    """Equal for equal values, not a number included."""
+    return value if isinstance(value, (bool, int)) else repr(value)
+
+
+def agreed(keys: list[Hashable], values: list[Any]) -> Any:
+    """The value of all samples.
+
+    Raises:
+        Differ: they haven't the same.
+    """
+    if any(key != keys[0] for key in keys):
+        raise Differ(keys)
+    return values[0]
+
+
+# ------------------------------------------------------------------ reads
+
+
+def _read_number(part: Part, func: Any, args: Any, kwargs: Any) -> Any:
+    with natively():
+        physical = part.physical(args[0])
+        if physical.is_meta or physical.numel() != part.size or not part.size:
+            return func(
+                physical if not part.size else physical[0], *args[1:], **kwargs
+            )  # the error that it is, if it is one
+        values = [func(x) for x in physical.reshape(-1).cpu().unbind()]
+    return agreed([key_of(v) for v in values], values)
+
+
+def _read_all(part: Part, func: Any, args: Any, kwargs: Any) -> Any:
+    with natively():
+        physical = part.physical(args[0])
+        values = [func(x, *args[1:], **kwargs) for x in physical]
+    return agreed([key_of(v) for v in values], values)
+
+
+def _by_itself(part: Part, func: Any, args: Any, kwargs: Any) -> Any:
+    """What leaves torch (NumPy) isn't followed: every sample goes on by itself."""
+    raise Differ(list(range(part.size)), outside=True)
+
+
+# ------------------------------------------------------------------ attention
+
+
+def _attention(
+    part: Part, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    """Fused kernels take any number of sequences in dimension 0; they have no batching rule on the CPU."""
+    dims = query.dim()
+    if dims not in (3, 4) or key.dim() != dims or value.dim() != dims:
+        raise NestedLevel
+    front = query.shape[0] if dims == 4 else 1  # sequences of a sample
+    with natively():
+        tensors = [part.physical(t) if part.holds(t) else part.each(t) for t in (query, key, value)]
+        tensors = [t.flatten(0, 1) if dims == 4 else t for t in tensors]
+        mask = attn_mask
+        if mask is not None and part.holds(mask):
+            mask = part.physical(mask)
+            mask = mask[(slice(None), *[None] * (dims - mask.dim() + 1))]  # [size, .., L, S] with as many dimensions
+            if dims == 4:
+                mask = mask.expand(-1, front, *mask.shape[2:]).flatten(0, 1)
+        elif mask is not None and dims == 4 and mask.dim() == 4 and mask.shape[0] != 1:
+            mask = part.each(mask).flatten(0, 1)
+        elif mask is not None and dims == 3 and mask.dim() == 3 and mask.shape[0] != 1:
+            mask = part.each(mask)
+        if dims == 3:
+            tensors = [t if t.dim() == 4 else t.unsqueeze(1) for t in tensors]
+        q, k, v = tensors
+        out = F.scaled_dot_product_attention(q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        return part.logical(out.unflatten(0, (part.size, front)) if dims == 4 else out)
+
+
+def _sdpa(part: Part, func: Any, args: Any, kwargs: Any) -> Any:
+    del func
+    return _attention(part, *args, **kwargs)
+
+
+#: operation -> what is done in its stead when a sample's tensor takes part.
+SPECIAL: dict[Any, Run] = {
+    **dict.fromkeys(
+        (Tensor.__bool__, Tensor.item, Tensor.__int__, Tensor.__float__, Tensor.__index__, Tensor.__complex__, Tensor.is_nonzero,
+         torch.is_nonzero), _read_number),
+    **dict.fromkeys((Tensor.tolist, Tensor.__repr__), _read_all),
+    **dict.fromkeys(
+        (Tensor.numpy, Tensor.__array__, Tensor.register_hook, Tensor.retain_grad, Tensor.data_ptr, Tensor.untyped_storage),
+        _by_itself),
+    F.scaled_dot_product_attention: _sdpa,
+}  # fmt: skip

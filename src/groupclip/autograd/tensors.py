@@ -1,0 +1,93 @@
+"""The tensors whose every use is seen: private parameters, and what is computed from them before the batch is met."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import CoverageError
+from .gate import Slot, Target
+from .pass_state import ELSEWHERE, Tape
+
+if TYPE_CHECKING:
+    from .derived import Derived
+
+
+#: Runs an operation on private operands: set by :mod:`groupclip.autograd.dispatch`, which works on these classes.
+_dispatch: list[Any] = []
+
+
+def send_uses_to(dispatch: Any, untraced: Any = None) -> None:
+    """Every operation that uses a private operand goes to ``dispatch(func, args, kwargs)``; to ``untraced`` where a compiler "
+    "looks."""
+    _dispatch[:] = [dispatch, untraced or dispatch]
+
+
+class PrivateParameter(nn.Parameter):
+    """A trainable parameter whose every use is seen. Made by ``groupclip.attach``, undone by ``engine.detach``."""
+
+    _slot: Slot | None = None  # None on a deep copy: a parameter without an engine
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _dispatch[torch.compiler.is_compiling()](func, args, kwargs or {})
+
+    def __reduce_ex__(self, protocol: int) -> Any:
+        # Pickled as the plain parameter that it is: the engine isn't part of the model.
+        with torch._C.DisableTorchFunctionSubclass():
+            return nn.Parameter(self.detach(), self.requires_grad).__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PrivateParameter:
+        if id(self) not in memo:
+            with torch._C.DisableTorchFunctionSubclass():
+                memo[id(self)] = PrivateParameter(self.detach().clone(), self.requires_grad)
+        return memo[id(self)]
+
+
+class PrivateTensor(Tensor):
+    """A tensor that was computed from private parameters without the batch, and not yet met it."""
+
+    _derived: Derived
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _dispatch[torch.compiler.is_compiling()](func, args, kwargs or {})
+
+
+Private = PrivateParameter | PrivateTensor
+
+#: For ``type(x) in``: torch answers ``isinstance(x, nn.Parameter)`` in Python.
+PRIVATE_TYPES = frozenset({PrivateParameter, PrivateTensor})
+
+
+def slots(operand: Private) -> list[Slot]:
+    """The parameters behind a private operand."""
+    if isinstance(operand, PrivateTensor):
+        return [root.slot for root in operand._derived.roots]
+    assert operand._slot is not None
+    return [operand._slot]
+
+
+def targets(operand: Private) -> list[Target]:
+    """Where the per-sample gradients of a private operand go."""
+    if isinstance(operand, PrivateTensor):
+        return operand._derived.targets()
+    slot = operand._slot
+    assert slot is not None
+    return [Target(slot, slot.group.open_gate(), lambda samples: samples)]
+
+
+def tapes(private: Private) -> Iterator[Tape]:
+    if isinstance(private, PrivateTensor):
+        yield private._derived.tape
+    elif private._slot is None:
+        raise CoverageError(
+            "a private parameter without an engine is used with gradients: this model is a deep copy of an attached one. "
+            "To train the copy, call groupclip.attach on the copy; to look at its outputs, torch.no_grad(). For gradients that "
+            f"aren't training's, {ELSEWHERE}"
+        )
+    else:
+        yield private._slot.group.tape

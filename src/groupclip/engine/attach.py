@@ -1,0 +1,84 @@
+"""``groupclip.attach``: everything is looked at, and refused if it must be, before anything is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from torch import nn
+from torch.optim import Optimizer
+
+from ..autograd.pass_state import LossReduction
+from ..clipping.adaptive import Adaptive
+from ..clipping.budget import GroupNoise
+from ..clipping.functions import ClipFunction, clip_function
+from ..noise.sources import NoiseSource, SecureNoise
+from ..partition.groups import Partition, check_covers, partition
+from ..privacy.mechanism import Mechanism
+from ..privacy.thresholds import Thresholds
+from .checks import check_arguments, check_modules, check_optimizer, check_parameters, noise_multiplier
+from .engine import Engine
+from .processes import check_alone
+
+
+def attach(
+    model: nn.Module,
+    optimizer: Optimizer | None,
+    groups: Partition | str | Mapping[str, str] | Callable[[str], str],
+    mechanism: Mechanism | None,
+    *,
+    clip: str | ClipFunction = "automatic",
+    thresholds: Thresholds | Adaptive = 1.0,
+    allocation: str | Mapping[str, float] = "equal",
+    loss_reduction: LossReduction = "none",
+    noise: NoiseSource | None = None,
+) -> Engine:
+    """Make ``model`` and ``optimizer`` train privately.
+
+    Args:
+        model: any module; its trainable parameters become private, in place.
+        optimizer: a ``torch.optim.Optimizer`` over exactly the trainable parameters; None with ``mechanism=None``.
+        groups: a :class:`Partition`, or a style for :func:`groupclip.partition`.
+        mechanism: the plan of the run, calibrated. None clips without noise and without accounting: not private.
+        clip: the clip function; see :mod:`groupclip.clipping`.
+        thresholds: R (then ``R_m = R / sqrt(M)``), M numbers, or a mapping from group to R_m; or
+            :class:`groupclip.Adaptive`, which follows a quantile of the norms and pays for it out of the same plan.
+        allocation: how the noise is shared among the groups: "equal" (the paper's), "threshold", "dimension", or a standard
+            deviation by group; see :func:`groupclip.privacy.allocation.noise_stds`. Each amounts to the plan's noise multiplier.
+        loss_reduction: ``none`` (default): gradients come from ``engine.backward(losses)`` alone. ``mean`` or ``sum``: the
+            user's own ``loss.backward()`` is allowed, and the loss is that reduction over the samples of the batch. A mean
+            over all TOKENS of the batch, as many models of Hugging Face give, is not: samples would weigh by each other's
+            lengths.
+        noise: the source of noise; a new :class:`SecureNoise` by default. One of your own is named in the statement.
+
+    Guarantee:
+        each step's gradient is ``(sum_i g_i^(m) C(g_i^(m); R_m) + s_m N(0, I)) / E[batch size]`` for every group m (the
+        paper's eq. for G_private^(m), section 1), over the samples of the logical batch. ``s_m = sigma ||(R_1..R_M)||``
+        as in the paper, unless ``allocation`` says otherwise; with moving thresholds or hardened noise, sigma is a little
+        larger, for what they release or round. Each step is counted before it is applied, and none is made past the plan.
+        It rests on losses of single samples (see :func:`groupclip.check`).
+
+    Raises:
+        CoverageError: a trainable parameter in no group, or not in the optimizer, or the optimizer holds others.
+        PrivacyViolation: the model normalises over the batch (BatchNorm in training mode); a mechanism on several processes.
+        ValueError, TypeError: arguments that don't fit; nothing is changed then.
+    """
+    partition_ = groups if isinstance(groups, Partition) else partition(model, groups)
+    check_covers(partition_, model)
+    clip_ = clip_function(clip)
+    check_arguments(loss_reduction, mechanism, optimizer)
+    if mechanism is not None:
+        check_alone()
+    source: NoiseSource = SecureNoise() if noise is None else noise
+    if not isinstance(source, NoiseSource) or not isinstance(source.secure, bool):
+        raise TypeError(
+            f"noise={noise!r} is no source of noise: it needs secure (a bool) and add_(tensor, std); leave it out for SecureNoise()"
+        )
+    named = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    sizes = {name: sum(named[n].numel() for n in partition_[name]) for name in partition_.names}
+    sigma = 0.0 if mechanism is None else noise_multiplier(mechanism)
+    amounts = GroupNoise(thresholds, allocation, sizes, sigma, source, loss_reduction)
+    check_modules(model)
+    check_parameters(named)
+    if optimizer is not None:
+        check_optimizer(optimizer, named)
+    return Engine(model, optimizer, partition_, mechanism, clip_, amounts, loss_reduction, source)

@@ -1,0 +1,158 @@
+"""What was spent on weights before an engine was attached to them: a statement covers the weights as they are in the end.
+
+Weights are known again by themselves (the same parameters) and by what they hold (a copy, or weights that were loaded), in one
+process. Of a checkpoint that another process wrote nothing is known, and the statement says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import threading
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from ..autograd.slot import Slot
+from ..privacy.ledger import Ledger
+from ..privacy.mechanism import Mechanism
+from .unmoved import some_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlierTraining:
+    """Steps that another engine released on these weights.
+
+    Args:
+        mechanism: its plan.
+        steps: how many.
+        obstacle: why no epsilon is claimed for them; empty where one is.
+        changed: the weights were given other values since, which may or may not know of them.
+        number: of the engine, in this process; negative for one of another process, whose state was loaded.
+    """
+
+    mechanism: Mechanism
+    steps: int
+    obstacle: str = ""
+    changed: bool = False
+    number: int = 0
+
+    def epsilon(self, delta: float) -> float | None:
+        """What they spent at ``delta``; None where nothing is claimed."""
+        return None if self.obstacle else self.mechanism.spent(delta=delta, steps=self.steps).epsilon
+
+    def carried_by(self, ledger: Ledger) -> bool:
+        """Whether a ledger that loaded a saved state counts these steps itself."""
+        return self.mechanism == ledger.mechanism and self.steps <= ledger.steps
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "mechanism": self.mechanism.to_dict(),
+            "steps": self.steps,
+            "obstacle": self.obstacle,
+            "changed": self.changed,
+        }
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> EarlierTraining:
+        return cls(
+            mechanism=Mechanism.from_dict(saved["mechanism"]),
+            steps=int(saved["steps"]),
+            obstacle=str(saved["obstacle"]),
+            changed=bool(saved["changed"]),
+            number=-next(_numbers),
+        )
+
+
+class Training:
+    """The training of an engine, as later ones on the same weights are told of it.
+
+    Args:
+        slots: its parameters.
+        ledger: what it spends.
+        before: what was spent on them already.
+    """
+
+    def __init__(self, slots: Sequence[Slot], ledger: Ledger, before: tuple[EarlierTraining, ...]) -> None:
+        self._slots, self._ledger = slots, ledger
+        self.before = before
+        self._number = next(_numbers)
+        with _lock:
+            _under_way.add(self)
+
+    def loaded(self, saved: Iterable[Mapping[str, Any]]) -> None:
+        """A state was loaded: what its ledger counts is no longer of another engine."""
+        known = [*self.before, *map(EarlierTraining.from_dict, saved)]
+        self.before = tuple(e for e in known if not e.carried_by(self._ledger))
+
+    def told(self) -> tuple[EarlierTraining, ...]:
+        """What the next engine on these weights is told."""
+        if not self._ledger.steps:
+            return self.before
+        own = EarlierTraining(
+            mechanism=self._ledger.mechanism,
+            steps=self._ledger.steps,
+            obstacle=self._ledger.obstacle,
+            number=self._number,
+        )
+        return (*self.before, own)
+
+    def holds(self, contents: Mapping[str, Any]) -> bool:
+        """Whether a parameter holds what one of ``contents`` is made of."""
+        return any(key in contents for key in map(_content, _weights(s.param for s in self._slots)) if key)
+
+    def end(self) -> None:
+        """The engine is detached: remember it by the parameters and by what they hold."""
+        told = self.told()
+        with _lock:
+            _under_way.discard(self)
+            if not told:
+                return
+            for slot, weight in zip(self._slots, _weights(s.param for s in self._slots), strict=True):
+                _by_parameter[slot.param] = told
+                key = _content(weight)
+                if key and self._ledger.steps:
+                    _by_content[key] = told
+
+
+def earlier_trainings(params: Iterable[nn.Parameter]) -> tuple[EarlierTraining, ...]:
+    """What is known to this process of trainings of these weights, the latest last."""
+    params = list(params)
+    contents = {key: None for key in map(_content, _weights(params)) if key}
+    with _lock:
+        same = [e for key in contents for e in _by_content.get(key, ())]
+        maybe = [e for p in params for e in _by_parameter.get(p, ())]
+        others = [t for t in _under_way if t._ledger.steps]
+    same += [e for t in others if t.holds(contents) for e in t.told()]
+    sure = {e.number: e for e in same}
+    found = {e.number: EarlierTraining(**{**vars(e), "changed": True}) for e in maybe} | sure
+    return tuple(found[number] for number in sorted(found))
+
+
+def _weights(params: Iterable[Tensor]) -> list[Tensor]:
+    with torch._C.DisableTorchFunctionSubclass():
+        return [p.detach() for p in params]
+
+
+def _content(weight: Tensor) -> str:
+    """A name for what a weight holds; empty for what many hold: one number, or all alike (biases before training)."""
+    if weight.is_meta or weight.numel() < 2:
+        return ""
+    values = some_of(weight)
+    if bool((values == values[0]).all()):
+        return ""
+    digest = hashlib.sha256(f"{tuple(weight.shape)} {weight.dtype} ".encode())
+    digest.update(values.view(torch.uint8).cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+_numbers = itertools.count(1)
+_lock = threading.Lock()
+_under_way: weakref.WeakSet[Training] = weakref.WeakSet()
+_by_parameter: Any = WeakTensorKeyDictionary()  # parameter -> what was spent on it
+_by_content: dict[str, tuple[EarlierTraining, ...]] = {}

@@ -1,0 +1,135 @@
+"""Gaussian noise added to a tensor chunk by chunk, in threads where NumPy computes it, which has none of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+from .boxmuller import InNumPy, InTorch, Workspace, vectorised
+
+CHUNK = 3 << 15  # coordinates drawn at a time: their words, and as much to work with, nearly stay in a core's own cache
+THREADS = 4  # at most: the stream itself, which is read by one after the other, takes a quarter of the time
+_LARGE = 1e300  # of a standard deviation, so that twice a radius is still finite
+_NUMPY_DTYPES = (torch.float64, torch.float32)  # of float16, torch rounds in two steps, here too
+
+
+class Stream(Protocol):
+    """What words are read from: :class:`groupclip.noise.keystream.Keystream`."""
+
+    def fill(self, buffer: np.ndarray) -> None:
+        """Overwrites a contiguous 1-D array of integers with the next words."""
+        ...
+
+
+def add_normals(tensor: Tensor, std: float, stream: Stream) -> None:
+    """Adds independent ``N(0, std^2)`` to every coordinate, in place: each sum is formed in float64 and cast last.
+
+    The same words give the same noise, whatever the number of threads: as many as torch has on the CPU, four at most. After an
+    exception some coordinates have noise and others not, and no thread goes on.
+
+    Args:
+        tensor: not empty, of a real floating-point type, on the CPU or any device that takes a copy.
+        std: standard deviation.
+        stream: is read by one thread at a time, in the order of the coordinates.
+    """
+    inside = _reachable(tensor) and std < _LARGE and vectorised()
+    kind, threads = (InNumPy, _threads(tensor.numel())) if inside else (InTorch, 1)
+    workspaces = [kind(min(tensor.numel(), CHUNK)) for _ in range(threads)]
+    if inside:
+        torch.autograd.graph.increment_version(tensor)  # NumPy writes behind autograd's back
+    left, turn, stop = pieces(tensor.detach(), CHUNK), threading.Lock(), threading.Event()
+
+    def work(workspace: Workspace) -> None:
+        try:
+            while not stop.is_set():
+                with turn:
+                    piece = next(left, None)
+                    if piece is None:
+                        return
+                    stream.fill(workspace.words[: piece.numel() + piece.numel() % 2])
+                workspace.add(piece, std)
+        except BaseException:
+            stop.set()
+            raise
+
+    with _helpers(work, workspaces[1:], stop):
+        work(workspaces[0])
+
+
+@contextmanager
+def _helpers(
+    work: Callable[[Workspace], None], workspaces: Sequence[Workspace], stop: threading.Event
+) -> Iterator[None]:
+    """Threads that work beside this one, as far as they can be started: for one call, as a forked child wouldn't have them."""
+    errors: list[BaseException] = []
+
+    def help_out(workspace: Workspace) -> None:
+        try:
+            work(workspace)
+        except BaseException as error:
+            errors.append(error)
+
+    started: list[threading.Thread] = []
+    try:
+        for workspace in workspaces:
+            thread = threading.Thread(target=help_out, args=(workspace,), name="groupclip-noise")
+            try:
+                thread.start()
+            except RuntimeError:  # too many, or the interpreter is shutting down
+                break
+            started.append(thread)
+        yield
+    finally:
+        stop.set()  # all is taken by now, or this thread was interrupted
+        for thread in started:
+            thread.join()
+    if errors:
+        raise errors.pop()
+
+
+def workspace_bytes(count: int) -> int:
+    """What the workspaces for a tensor of ``count`` coordinates take, at most."""
+    size = min(count, CHUNK)
+    return _threads(count) * 16 * (size + size % 2)
+
+
+def _threads(count: int) -> int:
+    """How many work on ``count`` coordinates where NumPy does: for less than two chunks a helper isn't worth its start."""
+    return max(1, min(torch.get_num_threads(), THREADS, 1 + count // (2 * CHUNK)))
+
+
+def _reachable(tensor: Tensor) -> bool:
+    """Whether NumPy may write the tensor's memory: it has some, and nothing between it and torch wants to see what is done."""
+    return (
+        type(tensor) in (Tensor, nn.Parameter)
+        and tensor.device.type == "cpu"
+        and tensor.dtype in _NUMPY_DTYPES
+        and not (tensor.is_neg() or tensor.is_inference())
+        and not (torch.compiler.is_compiling() or torch._C._is_tracing() or is_in_torch_dispatch_mode())
+        and not (_functorch.is_functionaltensor(tensor) or _functorch.is_functorch_wrapped_tensor(tensor))
+        and tensor.data_ptr() != 0
+    )
+
+
+def pieces(tensor: Tensor, limit: int) -> Iterator[Tensor]:
+    """Views of at most ``limit`` coordinates that together cover every coordinate once."""
+    if tensor.numel() <= limit:
+        yield tensor
+    elif tensor.is_contiguous():
+        flat = tensor.view(-1)
+        yield from (
+            flat[start : start + limit] for start in range(0, len(flat), limit)
+        )  # split makes all of them at once
+    elif rows := limit * tensor.shape[0] // tensor.numel():
+        yield from tensor.split(rows)
+    else:
+        for row in tensor.unbind(0):
+            yield from pieces(row, limit)

@@ -1,0 +1,1 @@
+"""The paper's experiments: its tables and figures, what they train on, and what was run."""

@@ -1,0 +1,1 @@
+"""What a run spends: its plan, what its steps amount to, and what was counted. Without torch."""

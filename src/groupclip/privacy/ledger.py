@@ -1,0 +1,171 @@
+"""What has been released: one event per optimizer step, and whose sampling made its batch."""
+
+from collections.abc import Mapping
+
+from groupclip.errors import BudgetExceeded, PrivacyViolation
+from groupclip.privacy.mechanism import Mechanism
+from groupclip.privacy.spent import PrivacySpent
+
+SAMPLERS = ("groupclip", "user")
+_KEYS = {"version", "mechanism", "plan_hash", "steps"}
+
+
+class Ledger:
+    """Counts the released steps of one mechanism; never past its plan, never backwards.
+
+    Ask :meth:`check` before anything of a step is released and :meth:`record` once it is.
+    """
+
+    def __init__(self, mechanism: Mechanism) -> None:
+        self._mechanism = mechanism
+        self._steps: dict[str, int] = {sampler: 0 for sampler in SAMPLERS}
+        self._void = ""
+
+    def __repr__(self) -> str:
+        return f"Ledger({self.steps} of {self.mechanism.steps} steps, sampling: {self.sampling})"
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """The plan, which doesn't change."""
+        return self._mechanism
+
+    @property
+    def steps(self) -> int:
+        """The number of released steps, those on empty batches included."""
+        return sum(self._steps.values())
+
+    @property
+    def steps_by_sampler(self) -> dict[str, int]:
+        """Released steps by whose sampling made the batch: {"groupclip": ..., "user": ...}."""
+        return dict(self._steps)
+
+    @property
+    def sampling(self) -> str:
+        """Whose sampling it was: "groupclip", "user", "mixed", or "none" before the first step."""
+        used = [sampler for sampler in SAMPLERS if self._steps[sampler]]
+        return "none" if not used else used[0] if len(used) == 1 else "mixed"
+
+    def check(self) -> None:
+        """Raise BudgetExceeded if one more step would lie past the plan. Releases and changes nothing."""
+        if self.steps >= self.mechanism.steps:
+            raise BudgetExceeded(
+                f"all {self.mechanism.steps} planned steps are released: one more would spend more than the "
+                "noise was calibrated for. Stop here, or plan more steps in a new Mechanism before training "
+                "starts"
+            )
+
+    def record(self, sampling: str = "user") -> None:
+        """Count one released step, batch by "groupclip" or "user". Raises BudgetExceeded past the plan."""
+        if sampling not in SAMPLERS:
+            raise ValueError(f"sampling={sampling!r} must be one of {', '.join(SAMPLERS)}")
+        self.check()
+        self._steps[sampling] += 1
+
+    @property
+    def obstacle(self) -> str:
+        """Why no epsilon is claimed for the released steps, in short, where nobody vouches for them; empty where one is."""
+        if self._void:
+            return self._void.partition(";")[0]
+        if not self.mechanism.noise_multiplier:
+            return "no noise was added"
+        if self._steps["user"]:
+            return f"{self._steps['user']} of the steps were not on whole batches that groupclip drew, in turn"
+        return ""
+
+    def void(self, reason: str) -> None:
+        """No epsilon may be claimed for these steps: :meth:`spent` and :meth:`epsilon` raise PrivacyViolation and say so."""
+        self._void = reason
+
+    def spent(self, *, delta: float, sampling_vouched_by_user: bool = False) -> PrivacySpent:
+        """What the released steps have spent at ``delta``.
+
+        Raises:
+            PrivacyViolation: steps on batches that groupclip didn't draw, and nobody vouches for their sampling; noise that can
+                be subtracted again.
+        """
+        if self._void:
+            raise PrivacyViolation(self._void)
+        if self._steps["user"] and not sampling_vouched_by_user:
+            raise PrivacyViolation(
+                f"{self._steps['user']} of {self.steps} steps were on batches that groupclip didn't draw, or not on exactly one "
+                f"whole batch of those it drew, in turn; and epsilon holds for {self.mechanism.sampling} batches alone: shuffled "
+                "ones, of a fixed size, or chosen by what is in them protect less. Draw them by groupclip.logical_batches(dataset, "
+                "mechanism), and take one step on each, also on an empty one. If they were drawn as the plan says, and you answer "
+                "for that, pass sampling_vouched_by_user=True"
+            )
+        return self.mechanism.spent(delta=delta, steps=self.steps)
+
+    def epsilon(self, *, delta: float, sampling_vouched_by_user: bool = False) -> float:
+        """Epsilon of the released steps at ``delta``; 0 before the first. As :meth:`spent`."""
+        return self.spent(delta=delta, sampling_vouched_by_user=sampling_vouched_by_user).epsilon
+
+    def state_dict(self) -> dict[str, object]:
+        """JSON-able: the plan, its hash and the counts. Holds no secret."""
+        return {
+            "version": 1,
+            "mechanism": self.mechanism.to_dict(),
+            "plan_hash": self.mechanism.plan_hash,
+            "steps": dict(self._steps),
+        }
+
+    def steps_in(self, state: Mapping[str, object]) -> int:
+        """The number of steps that a saved ledger counts. Raises ValueError for what isn't one."""
+        if set(state) != _KEYS:
+            raise ValueError(f"not the state of a ledger: its keys are {sorted(state)}, they should be {sorted(_KEYS)}")
+        return sum(_counts(state["steps"]).values())
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Go on from a saved ledger of the same plan.
+
+        Raises:
+            ValueError: not a ledger's state.
+            PrivacyViolation: another plan (or an edited one), or fewer steps than are counted here: both
+                would make epsilon come out too small.
+            BudgetExceeded: more steps than the plan has.
+        """
+        if set(state) != _KEYS or state["version"] != 1:
+            raise ValueError(
+                f"not the state of a ledger (version 1): its keys are {sorted(state)}, they should be "
+                f"{sorted(_KEYS)}; pass what Ledger.state_dict() returned"
+            )
+        steps = _counts(state["steps"])
+        self._same_plan(state["mechanism"], state["plan_hash"])
+        if sum(steps.values()) > self.mechanism.steps:
+            raise BudgetExceeded(
+                f"the saved ledger counts {sum(steps.values())} steps, the plan has {self.mechanism.steps}: "
+                "the state was edited or belongs to another run"
+            )
+        if any(steps[sampler] < self._steps[sampler] for sampler in SAMPLERS):
+            raise PrivacyViolation(
+                f"this ledger already counts {self.steps} released steps and the saved one "
+                f"{sum(steps.values())}: loading it would forget steps whose results may have been seen. "
+                "Load it into a new engine (a new process) if those later steps were never released"
+            )
+        self._steps = steps
+
+    def _same_plan(self, saved: object, saved_hash: object) -> None:
+        own = self.mechanism.to_dict()
+        if isinstance(saved, Mapping) and dict(saved) == own and saved_hash == self.mechanism.plan_hash:
+            return
+        differing = "the plan hash"
+        if isinstance(saved, Mapping) and dict(saved) != own:
+            names = sorted({*own, *saved})
+            differing = ", ".join(
+                f"{name} {saved.get(name)!r} (here {own.get(name)!r})"
+                for name in names
+                if saved.get(name) != own.get(name)
+            )
+        raise PrivacyViolation(
+            f"the saved ledger is of another plan: {differing}. Epsilon is one figure for one plan; build "
+            "the Mechanism with the saved run's facts (Mechanism.from_dict) to go on with it"
+        )
+
+
+def _counts(steps: object) -> dict[str, int]:
+    """The counts, checked: whole, not negative, one per sampler."""
+    if not isinstance(steps, Mapping) or set(steps) != set(SAMPLERS):
+        raise ValueError(f"the saved ledger's steps={steps!r} must count {' and '.join(SAMPLERS)}")
+    for sampler, count in steps.items():
+        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+            raise ValueError(f"the saved ledger counts {count!r} {sampler} steps; not a whole number >= 0")
+    return {sampler: steps[sampler] for sampler in SAMPLERS}

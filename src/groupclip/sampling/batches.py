@@ -1,0 +1,257 @@
+"""The batches of a run, drawn as its mechanism says. (Whether a step was taken on one of them: :mod:`groupclip.sampling.claims`.)
+
+A Poisson batch varies in size, and may be empty: that is a step as well. The size of a batch is secret (under
+add-or-remove adjacency it tells who is in), so nothing here prints or logs it.
+"""
+
+from collections.abc import Generator, Hashable, Iterator, Sequence, Sized
+from typing import Any
+
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from groupclip.errors import PrivacyViolation
+from groupclip.noise.keystream import KEY_BYTES, new_key
+from groupclip.privacy.mechanism import Mechanism
+from groupclip.sampling.claims import Drawn, Run
+from groupclip.sampling.draws import drawn
+from groupclip.sampling.names import check_users
+from groupclip.sampling.readers import BySample, ByUser, Collate, InPaddedBatches, Piece, Reader
+from groupclip.sampling.workers import Workers, read_here, steps_read
+
+
+def poisson_batches(
+    dataset: Dataset[Any] | Sequence[Any],
+    mechanism: Mechanism,
+    microbatch: int = 64,
+    *,
+    start: int = 0,
+    collate: Collate | None = None,
+    key: bytes | None = None,
+    num_workers: int = 0,
+    prefetch: int = 2,
+) -> "LogicalBatches":
+    """:func:`logical_batches` of a mechanism whose sampling is "poisson" and whose unit is the sample."""
+    if mechanism.sampling != "poisson":
+        raise ValueError(
+            f"the mechanism was planned for sampling={mechanism.sampling!r}: use groupclip.logical_batches, which draws so"
+        )
+    return logical_batches(
+        dataset, mechanism, microbatch, start=start, collate=collate, key=key, num_workers=num_workers, prefetch=prefetch
+    )
+
+
+def logical_batches(
+    dataset: Dataset[Any] | Sequence[Any],
+    mechanism: Mechanism,
+    microbatch: int = 64,
+    *,
+    users: Sequence[Hashable] | None = None,
+    samples_per_user: int | None = None,
+    padded: bool = False,
+    start: int = 0,
+    collate: Collate | None = None,
+    key: bytes | None = None,
+    num_workers: int = 0,
+    prefetch: int = 2,
+) -> "LogicalBatches":
+    """One :class:`LogicalBatch` per planned step; iterating it yields collated micro-batches, possibly none.
+
+    Args:
+        dataset: map-style (``len`` and ``[]``), with exactly ``mechanism.dataset_size`` samples (or users).
+        microbatch: most samples in one micro-batch. Changes memory and speed, never the result.
+        users: whose each sample is, one entry a sample; needed where ``mechanism.unit`` is "user". Micro-batches are
+            then ``[U, k, ..]``: see :mod:`groupclip.sampling.users`.
+        samples_per_user: most of a user's samples that one step takes, chosen uniformly; all by default. Bounds memory;
+            privacy doesn't need it.
+        padded: yield :class:`groupclip.sampling.readers.Padded`, always as many micro-batches of exactly ``microbatch`` rows
+            as hold the largest batch, so that neither shapes nor time tell its size. Needs a sampling with a largest batch.
+        start: number of steps already released, when a run goes on (``engine.ledger.steps``).
+        collate: list of samples -> micro-batch; ``torch.utils.data.default_collate`` by default.
+        key: 32 bytes, for tests only: with a known key the batches are known. Steps on them are counted as those of a
+            user's own sampling, and the statement says that it can't vouch for it.
+        num_workers: processes that read the data set, ahead of the loop; by default the main process reads. They are told rows and
+            nothing else, change no result, and end with the iterator. Data set and collate function must be picklable.
+        prefetch: micro-batches that each worker has under way.
+
+    Guarantee: the batches follow the law of ``mechanism.sampling``, independently over steps. Poisson:
+        P(sample i in the batch of step t) = floor(q * 2^64) / 2^64, independently over all i and t.
+
+    Raises:
+        ValueError: another number of samples (or users) than ``mechanism.dataset_size``; ``start`` outside [0,
+            mechanism.steps]; users given for a mechanism of samples, or not given for one of users.
+        TypeError: a data set without length or index; when iterated, one that can't be sent to a worker.
+    """
+    workers = Workers(num_workers, prefetch)
+    if isinstance(microbatch, bool) or not isinstance(microbatch, int):
+        raise TypeError(f"microbatch={microbatch!r} must be a whole number (int)")
+    if microbatch < 1:
+        raise ValueError(f"microbatch={microbatch} must be >= 1")
+    if isinstance(start, bool) or not isinstance(start, int):
+        raise TypeError(f"start={start!r} must be a whole number (int)")
+    if not 0 <= start <= mechanism.steps:
+        raise ValueError(
+            f"start={start} must be in [0, {mechanism.steps}], the planned steps; pass engine.ledger.steps to go on"
+        )
+    if key is not None and (not isinstance(key, bytes) or len(key) != KEY_BYTES):
+        raise ValueError(f"key must be {KEY_BYTES} bytes; leave it out unless this is a test")
+    size = _length(dataset)
+    if mechanism.unit == "user":
+        reader: Reader = _by_user(dataset, size, mechanism, microbatch, collate, users, samples_per_user, padded)
+    else:
+        reader = _by_sample(dataset, size, mechanism, microbatch, collate, users, samples_per_user, padded)
+    return LogicalBatches(mechanism, reader, start, key, workers)
+
+
+class LogicalBatches:
+    """The steps ``start .. mechanism.steps`` of a run; see :func:`logical_batches`. Its length is public."""
+
+    def __init__(
+        self, mechanism: Mechanism, reader: Reader, start: int, key: bytes | None, workers: Workers
+    ) -> None:
+        self.mechanism = mechanism
+        self.start = start
+        self._reader = reader
+        self._key = key
+        self._workers = workers
+
+    def __len__(self) -> int:
+        return self.mechanism.steps - self.start
+
+    def __repr__(self) -> str:
+        return f"LogicalBatches(steps {self.start}..{self.mechanism.steps} of {self.mechanism})"
+
+    def __iter__(self) -> Generator["LogicalBatch", None, None]:
+        # a new key for every pass: two passes under one key would draw the same batches
+        key = new_key() if self._key is None else self._key
+        run = Run(self.mechanism, self.start, secret=self._key is None)
+        plans = (
+            self._reader.plan(drawn(self.mechanism, key=key, step=step), key=key, step=step)
+            for step in range(self.start, self.mechanism.steps)
+        )
+        try:
+            with steps_read(self._reader, plans, self._workers) as steps:
+                for step, (pieces, microbatches) in enumerate(steps, self.start):
+                    # the local name keeps the batch alive for the claim until the next one is drawn
+                    batch = LogicalBatch(run, step, pieces, microbatches, self._reader)
+                    del pieces, microbatches
+                    yield batch
+        finally:
+            run.over = True
+
+
+class LogicalBatch:
+    """The samples of one step, in micro-batches; may hold none. Can be iterated once. Its size is secret."""
+
+    def __init__(self, run: Run, step: int, pieces: list[Piece], microbatches: Iterator[Any], reader: Reader) -> None:
+        self.step = step
+        self._pieces = pieces
+        self._read, self._reader = microbatches, reader
+        self._turn = 0
+        self._drawn = Drawn(run, step, sum(p.units for p in pieces), sum(min(p.units, p.real) for p in pieces))
+
+    def __repr__(self) -> str:
+        return f"LogicalBatch(step={self.step})"
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._drawn.begun:
+            raise PrivacyViolation(
+                f"the logical batch of step {self.step} is iterated twice: its samples would count twice in "
+                "one step, and the noise covers one. Keep the micro-batches in a list if they are needed "
+                "again; or call engine.discard() to give up what was computed of them, and then iterate over batch.again()"
+            )
+        self._drawn.begin()
+        return self._microbatches(self._turn)
+
+    def again(self, microbatch: int | None = None) -> "LogicalBatch":
+        """The same samples from the first on, for a batch that failed half-way: after ``engine.discard()``.
+
+        Leaving such a batch out, or drawing another in its place, would choose batches by what is in them.
+
+        Args:
+            microbatch: most samples (or users) in one micro-batch from now on, where memory was too small for more.
+
+        Raises:
+            ValueError: ``microbatch`` below 1.
+        """
+        if microbatch is not None:
+            if isinstance(microbatch, bool) or not isinstance(microbatch, int) or microbatch < 1:
+                raise ValueError(f"microbatch={microbatch!r} must be a whole number >= 1")
+            self._pieces = [part for piece in self._pieces for part in piece.parts(microbatch)]
+        self._turn += 1
+        self._read = read_here(self._reader, self._pieces)
+        self._drawn.give_back()
+        return self
+
+    def _microbatches(self, turn: int) -> Iterator[Any]:
+        for piece, samples in zip(self._pieces, self._read, strict=True):
+            if turn != self._turn:
+                raise PrivacyViolation(
+                    f"the logical batch of step {self.step} was begun again by again(): go on with the new iteration alone"
+                )
+            self._drawn.hand_out(samples, piece.numbers)
+            yield samples
+
+
+def _by_sample(
+    dataset: Any, size: int, mechanism: Mechanism, microbatch: int, collate: Collate | None,
+    users: Sequence[Hashable] | None, samples_per_user: int | None, padded: bool,
+) -> Reader:  # fmt: skip
+    if users is not None or samples_per_user is not None:
+        raise ValueError(
+            "users= and samples_per_user= need a mechanism that was planned for users: Mechanism(unit='user', "
+            "dataset_size=number of users, ..)"
+        )
+    if size != mechanism.dataset_size:
+        raise ValueError(
+            f"the data set holds {size} samples, the mechanism was planned for "
+            f"dataset_size={mechanism.dataset_size}: the sample rate would be wrong. Build the Mechanism "
+            "with dataset_size=len(dataset), and calibrate again"
+        )
+    if not padded:
+        return BySample(dataset, microbatch, collate)
+    if mechanism.sampling == "poisson":
+        raise ValueError(
+            "padded=True with sampling='poisson': such a batch has no largest size but the whole data set; plan with "
+            "sampling='truncated-poisson' and adjacency='zero-out'"
+        )
+    largest = mechanism.expected_batch_size if mechanism.max_batch_size is None else mechanism.max_batch_size
+    return InPaddedBatches(dataset, microbatch, collate, int(largest))
+
+
+def _by_user(
+    dataset: Any, size: int, mechanism: Mechanism, microbatch: int, collate: Collate | None,
+    users: Sequence[Hashable] | None, samples_per_user: int | None, padded: bool,
+) -> Reader:  # fmt: skip
+    if users is None:
+        raise ValueError("the mechanism was planned for unit='user': pass users=, whose each sample is")
+    if len(users) != size:
+        raise ValueError(
+            f"users has {len(users)} entries for {size} samples: give one a sample, in the data set's order"
+        )
+    check_users(users)
+    if padded:
+        raise ValueError("padded=True isn't available for users: their micro-batches have the shapes of their users")
+    if samples_per_user is not None and samples_per_user < 1:
+        raise ValueError(f"samples_per_user={samples_per_user} must be >= 1")
+    reader = ByUser(dataset, microbatch, collate, users, samples_per_user)
+    if reader.users != mechanism.dataset_size:
+        raise ValueError(
+            f"the samples are of {reader.users} users, the mechanism was planned for "
+            f"dataset_size={mechanism.dataset_size}: the sample rate would be wrong. Build the Mechanism with "
+            "dataset_size=number of users, and calibrate again"
+        )
+    return reader
+
+
+def _length(dataset: Any) -> int:
+    if isinstance(dataset, DataLoader):
+        raise TypeError(
+            f"the data set is a DataLoader, whose {type(dataset.sampler).__name__} chooses its own batches (shuffled, in order, "
+            "weighted), while the plan's epsilon is for batches drawn here: pass loader.dataset, and drop the loader"
+        )
+    if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
+        raise TypeError(
+            f"{type(dataset).__name__} can't be Poisson-sampled: a stream has no index, and each sample has "
+            "to be drawn independently of the others; load it into a map-style data set (len and [])"
+        )
+    return len(dataset)

@@ -1,0 +1,266 @@
+"""Tell what a run guarantees, in facts (:class:`PrivacyRecord`) and in words that need no mathematics.
+
+A record holds public facts only. It refuses to exist if the noise that was really added is less than the mechanism asks for.
+Every printed figure is rounded against the user: epsilon up.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any
+
+from groupclip.engine.earlier import EarlierTraining
+from groupclip.errors import PrivacyViolation
+from groupclip.partition.groups import Partition
+from groupclip.privacy import accounting
+from groupclip.privacy.allocation import noise_multiplier_of
+from groupclip.privacy.ledger import SAMPLERS, Ledger
+from groupclip.privacy.mechanism import Mechanism
+from groupclip.privacy.spent import PrivacySpent
+from groupclip.statement.card import model_card as model_card
+
+SCHEMA = "groupclip-privacy-record-1"  # of the record as JSON: another one where a key changes its meaning
+_ROUNDING = 1e-9  # relative; float64 sums over any number of groups stay far below
+_UNITS = {
+    "sample": "one sample: one row of the training data",
+    "user": "one user: all of that user's samples in the training data",
+}
+MECHANISMS = {
+    "poisson": "Poisson-sampled Gaussian (DP-SGD with group-wise clipping)",
+    "truncated-poisson": "Gaussian on truncated Poisson samples (DP-SGD with group-wise clipping)",
+    "without-replacement": "Gaussian on samples without replacement (DP-SGD with group-wise clipping)",
+    "full-batch": "Gaussian on full batches (DP-GD with group-wise clipping)",
+}
+SAMPLINGS = {
+    "poisson": "Poisson",
+    "truncated-poisson": "truncated Poisson",
+    "without-replacement": "without replacement",
+    "full-batch": "full batches",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacyRecord:
+    """Holds every fact that the privacy statement of a run needs; all of them may be published.
+
+    Args:
+        mechanism: the plan.
+        delta: the delta at which epsilon is stated.
+        steps_by_sampler: numbers of released steps, by who drew the batch: {"groupclip": ..., "user": ...}.
+        thresholds: group -> R_m, the most that one sample adds to the group's sum (l2 norm).
+        noise_std: group -> standard deviation really added to every coordinate of the group's sum.
+        clip: name of the clip function.
+        partition_style: how the groups were chosen.
+        secure_noise: False where the noise came from a seed and can be recomputed.
+        unsafe_statistics: names of the un-noised quantities that somebody looked at.
+        unit: whom the guarantee protects, in words. Default: by the mechanism's unit.
+        other_releases: name -> noise multiplier (standard deviation over sensitivity) of everything else that every step
+            released about the same batch, such as counts that set the thresholds.
+        rounding: what a grid adds to the distance of neighbours, over the noise (:func:`groupclip.noise.grid.rounding`);
+            0 if the noise is in floating point.
+        sampling_vouched_by_user: True if somebody vouches that batches which groupclip didn't draw were drawn as the plan says.
+            Without that, no epsilon is claimed for them.
+        foreign_noise: name of the source of noise if it isn't part of groupclip; ``noise.KEY_GIVEN`` if the user gave its key.
+        earlier: what other engines of this process had released on the same weights before.
+
+    Raises:
+        ValueError: groups that differ between thresholds and noise_std; counts that aren't whole.
+        PrivacyViolation: the realised noise multiplier (sum_m (R_m / s_m)^2)^(-1/2) is below the mechanism's; with other
+            releases and rounding as in :func:`groupclip.privacy.allocation.noise_multiplier_of`.
+    """
+
+    mechanism: Mechanism
+    delta: float
+    steps_by_sampler: Mapping[str, int]
+    thresholds: Mapping[str, float]
+    noise_std: Mapping[str, float]
+    clip: str
+    partition_style: str
+    secure_noise: bool
+    unsafe_statistics: tuple[str, ...] = ()
+    unit: str = ""
+    other_releases: Mapping[str, float] = field(default_factory=dict)
+    rounding: float = 0.0
+    sampling_vouched_by_user: bool = False
+    foreign_noise: str = ""
+    earlier: tuple[EarlierTraining, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.mechanism.noise_multiplier is None:
+            raise ValueError("the mechanism has no noise_multiplier yet: calibrate it before the run is described")
+        if set(self.steps_by_sampler) != set(SAMPLERS):
+            raise ValueError(
+                f"steps_by_sampler={dict(self.steps_by_sampler)!r} must count {' and '.join(SAMPLERS)} steps; pass "
+                "ledger.steps_by_sampler"
+            )
+        if not self.thresholds or list(self.thresholds) != list(self.noise_std):
+            raise ValueError(
+                f"thresholds are given for the groups {list(self.thresholds)} and noise_std for "
+                f"{list(self.noise_std)}; both need every group, in one order"
+            )
+        object.__setattr__(self, "steps_by_sampler", dict(self.steps_by_sampler))
+        object.__setattr__(self, "thresholds", {name: float(bound) for name, bound in self.thresholds.items()})
+        object.__setattr__(self, "noise_std", {name: float(std) for name, std in self.noise_std.items()})
+        object.__setattr__(self, "unsafe_statistics", tuple(self.unsafe_statistics))
+        object.__setattr__(self, "unit", self.unit or _UNITS[self.mechanism.unit])
+        object.__setattr__(self, "other_releases", {name: float(z) for name, z in self.other_releases.items()})
+        if any(not 0 < z < math.inf for z in self.other_releases.values()) or not 0 <= self.rounding < math.inf:
+            raise ValueError(
+                f"other_releases={self.other_releases} must be noise multipliers > 0, rounding={self.rounding} >= 0"
+            )
+        planned, realised = self.mechanism.noise_multiplier, self.realised_noise_multiplier
+        if not realised >= planned * (1 - _ROUNDING):
+            raise PrivacyViolation(
+                f"the noise of the groups amounts to noise_multiplier={realised:.6g}, the plan says {planned:.6g}: "
+                "epsilon of the plan would claim too much. Add noise of standard deviation noise_multiplier * "
+                "||(R_1, ..., R_M)|| to every group, or another allocation with sum (R_m / s_m)^2 <= 1 / sigma^2"
+            )
+
+    @classmethod
+    def of(
+        cls,
+        ledger: Ledger,
+        *,
+        delta: float,
+        partition: Partition,
+        thresholds: Mapping[str, float],
+        noise_std: float | Mapping[str, float],
+        clip: str,
+        secure_noise: bool,
+        unsafe: Sequence[str] = (),
+        other_releases: Mapping[str, float] | None = None,
+        rounding: float = 0.0,
+        sampling_vouched_by_user: bool = False,
+        foreign_noise: str = "",
+        earlier: Sequence[EarlierTraining] = (),
+    ) -> "PrivacyRecord":
+        """Make the record of what ``ledger`` has counted so far; a single ``noise_std`` holds for every group."""
+        if not isinstance(noise_std, Mapping):
+            noise_std = dict.fromkeys(partition.names, noise_std)
+        return cls(
+            mechanism=ledger.mechanism,
+            delta=delta,
+            steps_by_sampler=ledger.steps_by_sampler,
+            thresholds={name: thresholds[name] for name in partition.names},
+            noise_std={name: noise_std[name] for name in partition.names},
+            clip=clip,
+            partition_style=partition.style,
+            secure_noise=secure_noise,
+            unsafe_statistics=tuple(unsafe),
+            other_releases=other_releases or {},
+            rounding=rounding,
+            sampling_vouched_by_user=sampling_vouched_by_user,
+            foreign_noise=foreign_noise,
+            earlier=tuple(earlier),
+        )
+
+    @property
+    def steps(self) -> int:
+        """The number of released steps."""
+        return sum(self.steps_by_sampler.values())
+
+    @property
+    def released(self) -> str:
+        """What the figure covers, in words."""
+        also = "".join(f", {name}" for name in self.other_releases)
+        return f"the noisy gradient of every step, so the weights after every step{also}"
+
+    @property
+    def sampling_is_ours(self) -> bool:
+        """True if groupclip drew every batch, so that the sampling is known to be the mechanism's."""
+        return self.steps_by_sampler["user"] == 0
+
+    @property
+    def realised_noise_multiplier(self) -> float:
+        """The noise multiplier that the added noise amounts to; 0 without noise."""
+        return noise_multiplier_of(self.noise_std, self.thresholds, self.other_releases.values(), self.rounding)
+
+    @property
+    def obstacles(self) -> tuple[str, ...]:
+        """The reasons why no epsilon can be claimed; empty if one can."""
+        found = []
+        if not self.mechanism.noise_multiplier:
+            found.append("no noise was added to the gradients (noise_multiplier is 0)")
+        if not self.secure_noise:
+            found.append("the noise was made from a seed, so it is reproducible and can be subtracted again")
+        if not self.sampling_is_ours and not self.sampling_vouched_by_user:
+            found.append(
+                f"in {self.steps_by_sampler['user']:,} of {self.steps:,} steps groupclip didn't draw the batch, or it wasn't taken "
+                f"whole and in turn, and nobody vouches that the sampling was {SAMPLINGS[self.mechanism.sampling]}"
+            )
+        return tuple(found)
+
+    @property
+    def spent(self) -> PrivacySpent | None:
+        """What the released steps spent at ``delta``; None if no epsilon can be claimed."""
+        return None if self.obstacles else self.mechanism.spent(delta=self.delta, steps=self.steps)
+
+    @property
+    def together(self) -> tuple[float, float] | None:
+        """(epsilon, delta) of these steps and the earlier steps on the same weights, if all were on the same data; both add up.
+
+        None if no epsilon is claimed for one of them.
+        """
+        each = [None if self.spent is None else self.spent.epsilon, *(e.epsilon(self.delta) for e in self.earlier)]
+        known = [epsilon for epsilon in each if epsilon is not None]
+        return (math.fsum(known), len(each) * self.delta) if len(known) == len(each) else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Write the record as a JSON-able mapping; ``epsilon`` is None if none is claimed."""
+        spent = self.spent
+        return {
+            "schema": SCHEMA,
+            "private": not self.obstacles,
+            "obstacles": list(self.obstacles),
+            "unit_of_privacy": self.unit,
+            "adjacency": self.mechanism.adjacency,
+            "epsilon": None if spent is None else spent.epsilon,
+            "delta": self.delta,
+            "mechanism": MECHANISMS[self.mechanism.sampling],
+            "dataset_size": self.mechanism.dataset_size,
+            "expected_batch_size": self.mechanism.expected_batch_size,
+            "sample_rate": self.mechanism.sample_rate,
+            "steps_taken": self.steps,
+            "steps_planned": self.mechanism.steps,
+            "noise_multiplier": self.mechanism.noise_multiplier,
+            "clip": self.clip,
+            "partition_style": self.partition_style,
+            "groups": [
+                {"name": name, "threshold": bound, "noise_std": self.noise_std[name]}
+                for name, bound in self.thresholds.items()
+            ],
+            "losses_assumed": f"each of one {self.mechanism.unit} alone",
+            "sampling_assumed": SAMPLINGS[self.mechanism.sampling],
+            "max_batch_size": self.mechanism.max_batch_size,
+            "other_releases": [{"name": name, "noise_multiplier": z} for name, z in self.other_releases.items()],
+            "sampling_used": dict(self.steps_by_sampler),
+            "sampling_vouched_by_user": self.sampling_vouched_by_user and not self.sampling_is_ours,
+            "accountant": None if spent is None else spent.accountant,
+            "epsilon_rdp": None if spent is None else spent.rdp,
+            "epsilon_pld": None if spent is None else spent.pld,
+            "epsilon_exact": None if spent is None else spent.exact,
+            "accountant_note": "" if spent is None else spent.note,
+            "accounting_library": f"dp-accounting {accounting.version()}",
+            "released": self.released,
+            "normalised_by": self.mechanism.expected_batch_size,
+            "tuning_accounted": False,
+            "earlier_trainings": [{**e.to_dict(), "epsilon": e.epsilon(self.delta)} for e in self.earlier],
+            "secure_noise": self.secure_noise,
+            "noise_source": self.foreign_noise or "groupclip",
+            "unsafe_statistics": list(self.unsafe_statistics),
+            "hardened_against_floating_point_attacks": self.rounding > 0,
+            "software": software(),
+            "plan_hash": self.mechanism.plan_hash,
+        }
+
+    def text(self) -> str:
+        """Write the statement as plain text, one paragraph for each question that a reader has."""
+        from groupclip.statement.words import paragraphs
+
+        return "\n\n".join(f"{heading}. {words}" for heading, words in paragraphs(self))
+
+
+def software() -> dict[str, str]:
+    """Look up the versions of what the guarantee rests on."""
+    return {name: version(name) for name in ("groupclip", "torch", "dp-accounting")}

@@ -1,0 +1,351 @@
+"""The privacy statement in words, for a reader who answers for data protection and not for mathematics."""
+
+import math
+
+from groupclip.noise.sources import KEY_GIVEN
+from groupclip.privacy import accounting
+from groupclip.privacy.figures import figure, reading
+from groupclip.statement.record import MECHANISMS, SAMPLINGS, PrivacyRecord, software
+
+_ADJACENCY = {
+    "add-or-remove-one": "adding or removing that one {unit}",
+    "zero-out": "replacing that one {unit} by one that adds nothing",
+    "replace-one": "replacing that one {unit} by any other",
+}
+_BATCHES = {
+    "poisson": "each of the {n:,} {unit}s enters each step's batch independently with probability q = {q:.6g}",
+    "truncated-poisson": (
+        "each of the {n:,} {unit}s is drawn independently with probability q = {q:.6g}, and at most {cap:,} of those drawn, "
+        "chosen at random, make the batch"
+    ),
+    "without-replacement": "each batch is a random choice of exactly {batch:,} of the {n:,} {unit}s",
+    "full-batch": "each batch holds all {n:,} {unit}s",
+}
+
+
+def paragraphs(record: PrivacyRecord) -> list[tuple[str, str]]:
+    """Write the statement as (heading, words) of each paragraph, the result first."""
+    told = [("Result", _result(record))]
+    if not record.obstacles:
+        told = [("Result", f"{_result(record)} {lead(record)}")]
+        told += [("What it means", _meaning(record)), ("Who is protected", _protected(record))]
+    told += [
+        ("How it was done", _method(record)),
+        ("How batches were chosen", _sampling(record)),
+        ("Randomness", _randomness(record)),
+    ]
+    if not record.obstacles:
+        told.append(("How the figure was computed", _accounting(record)))
+        told.append(("What is covered", _covered(record)))
+    told.append(("What is not covered", _not_covered(record)))
+    return told
+
+
+def lead(record: PrivacyRecord) -> str:
+    """Say whom the guarantee is about, which every reader has to know."""
+    if record.obstacles:
+        return "NOT PRIVATE: no epsilon is claimed, for the reasons given below."
+    if record.mechanism.unit == "user":
+        return "The guarantee is about one user; a person who appears as several users is protected less."
+    return "The guarantee is about one sample; a person with several samples in the data is protected less."
+
+
+def facts(record: PrivacyRecord) -> list[tuple[str, str]]:
+    """List the facts as (name, value), for a table."""
+    spent, mechanism = record.spent, record.mechanism
+    claimed = "none claimed: NOT PRIVATE" if spent is None else figure(spent.epsilon)
+    return [
+        ("unit of privacy", record.unit),
+        ("neighbouring data sets", mechanism.adjacency),
+        ("epsilon", claimed),
+        ("delta", f"{record.delta:g}"),
+        ("mechanism", MECHANISMS[mechanism.sampling]),
+        ("dataset size", f"{mechanism.dataset_size:,}"),
+        ("expected batch size", f"{mechanism.expected_batch_size:,}"),
+        ("sample rate q", f"{mechanism.sample_rate:.6g}"),
+        ("steps taken of planned", f"{record.steps:,} of {mechanism.steps:,}"),
+        ("noise multiplier", f"{mechanism.noise_multiplier:.6g}"),
+        ("clip function", record.clip),
+        ("groups", f"{len(record.thresholds)} ({record.partition_style})"),
+        (f"one {mechanism.unit} adds to the sum", f"at most {math.hypot(*record.thresholds.values()):.6g} (l2 norm)"),
+        ("the sum is divided by", f"the expected batch size, {mechanism.expected_batch_size:,}"),
+        ("losses assumed", f"each of one {mechanism.unit} alone"),
+        ("sampling assumed", SAMPLINGS[mechanism.sampling]),
+        ("sampling used", _whose(record)),
+        ("accountant", "none" if spent is None else f"{spent.accountant}, dp-accounting {accounting.version()}"),
+        ("released", record.released),
+        ("spent on these weights before", _before(record)),
+        ("tuning", "not accounted"),
+        ("noise", _noise(record)),
+        ("un-noised statistics looked at", ", ".join(record.unsafe_statistics) or "none"),
+        ("hardened against floating-point attacks", "no" if not record.rounding else "the noise is; the sum isn't"),
+        ("also released, noise multiplier", _others(record) or "nothing"),
+        ("software", ", ".join(f"{name} {version}" for name, version in software().items())),
+        ("plan (SHA-256)", mechanism.plan_hash),
+    ]
+
+
+def _result(record: PrivacyRecord) -> str:
+    if record.obstacles:
+        return (
+            "NOT PRIVATE. No epsilon is claimed for this run, because " + ", and ".join(record.obstacles) + ". Treat "
+            "the weights as if they contained the training data."
+        )
+    spent = record.spent
+    assert spent is not None  # there are no obstacles
+    if spent.steps == 0:
+        return (
+            "No step was released yet, so epsilon is 0. This covers what groupclip releases: weights that were moved by hand, "
+            "by gradients without noise, are not private." + (f" {_earlier(record)}" if record.earlier else "")
+        )
+    condition = ""
+    if not record.sampling_is_ours:
+        kind = (
+            "Poisson samples"
+            if record.mechanism.sampling == "poisson"
+            else f"drawn {SAMPLINGS[record.mechanism.sampling]}"
+        )
+        condition = f", provided that the batches were {kind} (see below)"
+    return (
+        f"The model was trained with differential privacy: epsilon = {figure(spent.epsilon)} at delta = "
+        f"{record.delta:g}{condition}. By the usual reading of epsilon this is {reading(spent.epsilon)}."
+        + (f" THIS IS THE COST OF THESE {spent.steps:,} STEPS ALONE. {_earlier(record)}" if record.earlier else "")
+    )
+
+
+def _earlier(record: PrivacyRecord) -> str:
+    """Tell what was spent on the same weights before."""
+    told = []
+    for training in record.earlier:
+        epsilon = training.epsilon(record.delta)
+        told.append(
+            f"{training.steps:,} steps of another plan or engine"
+            + (", after which the weights were given new values" if training.changed else "")
+            + (f", for which no epsilon is claimed ({training.obstacle})" if epsilon is None else "")
+            + (f", which spent epsilon = {figure(epsilon)} at delta = {record.delta:g}" if epsilon is not None else "")
+        )
+    amount = record.together
+    unless = " Steps before new values don't count if those values know nothing of the data."
+    return (
+        f"The weights had been trained before, by {'; and by '.join(told)}. "
+        + (
+            "So the final weights have no privacy guarantee that groupclip knows of, unless the earlier steps were on other data."
+            if amount is None
+            else f"If the earlier steps were on the same data, all steps together spend up to epsilon = {figure(amount[0])} at "
+            f"delta = {amount[1]:g}."
+        )
+        + unless * any(training.changed for training in record.earlier)
+    )
+
+
+def _meaning(record: PrivacyRecord) -> str:
+    spent = record.spent
+    assert spent is not None
+    factor = figure(math.exp(spent.epsilon)) if spent.epsilon < 50 else f"e^{figure(spent.epsilon)}"
+    unit = record.mechanism.unit
+    size = record.mechanism.dataset_size
+    odds = f", less than one in the number of {unit}s" if record.delta < 1 / size else ""
+    much = "MORE than" if record.delta > 1 / size else "as much as"
+    lax = (
+        ""
+        if odds
+        else f" That is {much} one in the number of {unit}s ({size:,}), which is too lax: "
+        "state epsilon at a smaller delta."
+    )
+    return (
+        f"Whoever sees the model learns almost the same about any one {unit} as if that {unit} had never been in the training "
+        "data. This holds whatever else they know and however much they compute. In figures: "
+        f"{_ADJACENCY[record.mechanism.adjacency].format(unit=unit)} changes the probability of anything they can observe "
+        f"by a factor of at most {factor} (e to the power epsilon), except for a part of probability at most {record.delta:g} "
+        f"(delta{odds}).{lax} Smaller epsilon and delta protect better."
+    )
+
+
+def _protected(record: PrivacyRecord) -> str:
+    general = "The guarantee doesn't hide what is true of many people and could be learnt without any one of them."
+    if record.mechanism.unit == "user":
+        return (
+            f"The unit of privacy is {record.unit}. The gradient of a user's mean loss was clipped as one. A person who "
+            f"appears as several users is protected less. {general}"
+        )
+    return (
+        f"The unit of privacy is {record.unit}. A person with k samples in the data is protected less: for "
+        f"them epsilon is k times as large, and delta grows even faster. {general}"
+    )
+
+
+def _method(record: PrivacyRecord) -> str:
+    mechanism, count = record.mechanism, len(record.thresholds)
+    unit = mechanism.unit
+    groups = f"{count} {'group' if count == 1 else 'groups'} of parameters ({record.partition_style})"
+    total = math.hypot(*record.thresholds.values())
+    twice = f" Replacing the {unit} moves the sum by at most twice that." if mechanism.adjacency == "replace-one" else ""
+    noise = "Gaussian noise was added to the sum" if mechanism.noise_multiplier else "No noise was added to the sum"
+    return (
+        f"In each step the gradient of every {unit} was clipped ({record.clip}) in {groups}, so that one {unit} adds "
+        f"at most {total:.6g} in all to the sum.{twice} {noise} (noise multiplier {mechanism.noise_multiplier:.6g}). The sum was "
+        f"then divided by the expected batch size, {mechanism.expected_batch_size:,}. {record.steps:,} of "
+        f"{mechanism.steps:,} planned steps were taken. The record beside this statement gives the threshold and "
+        f"the noise of every group. The guarantee rests on losses of single {unit}s, which groupclip took as they were given: the "
+        f"loss of one {unit} mustn't depend on another {unit} of its batch."
+        + (
+            f" Every step also released the following, paid for in the same figure: {_others(record)}. These releases move the "
+            "thresholds, and the noise with them, after every step; the record has the last thresholds and noise."
+            if record.other_releases
+            else ""
+        )
+    )
+
+
+def _sampling(record: PrivacyRecord) -> str:
+    mechanism = record.mechanism
+    how = _BATCHES[mechanism.sampling].format(
+        n=mechanism.dataset_size,
+        unit=mechanism.unit,
+        q=mechanism.sample_rate,
+        cap=mechanism.max_batch_size or 0,
+        batch=mechanism.expected_batch_size,
+    )
+    kind = {"poisson": "Poisson samples", "truncated-poisson": "truncated Poisson samples"}.get(mechanism.sampling)
+    assumed = f"The figure assumes {kind}: {how}." if kind else f"The figure assumes that {how}."
+    own, foreign = (record.steps_by_sampler[sampler] for sampler in ("groupclip", "user"))
+    if foreign == 0:
+        return assumed + (" groupclip drew every batch in that way." if own else "")
+    if own == 0:
+        whose = "The sampling was the user's own"
+    else:
+        whose = f"In {foreign:,} of the {record.steps:,} steps the sampling was the user's own"
+    condition = (
+        "each batch was a Poisson sample at rate q"
+        if mechanism.sampling == "poisson"
+        else "each batch was drawn in that way"
+    )
+    if mechanism.unit == "user":
+        condition += ", and each loss that was clipped was that of one user"
+    held = f"{assumed} {whose}; the figure holds only if {condition}. groupclip can't check that"
+    vouched = (
+        ": whoever trained the model vouches for it"
+        if record.sampling_vouched_by_user
+        else ", and nobody vouches for it"
+    )
+    return f"{held}{vouched}. Shuffled batches of a fixed size are not Poisson samples, and protect less."
+
+
+def _randomness(record: PrivacyRecord) -> str:
+    if record.secure_noise and record.foreign_noise == KEY_GIVEN:
+        return (
+            "The noise comes from a cryptographic generator (AES-256 in counter mode; on a GPU, a generator that is restarted from "
+            "it) under a key that the user gave. Whoever trained the model vouches that this key is secret and was used for no "
+            "other noise."
+        )
+    if record.secure_noise and record.foreign_noise:
+        return (
+            f"The noise was added by {record.foreign_noise}, which isn't part of groupclip. Whoever trained the model vouches that "
+            "this noise is Gaussian, of the stated size and secret."
+        )
+    if record.secure_noise:
+        return (
+            "The noise comes from a cryptographic generator (AES-256 in counter mode; on a GPU, a generator that is "
+            "restarted from it) under a key of 256 bits of the operating system's randomness, which was never "
+            "written down."
+        )
+    return (
+        "INSECURE. The noise comes from a seed, for tests and comparisons. Whoever knows or guesses the seed can subtract "
+        "the noise, so this run protects nobody. Train again without the seed to get a private model."
+    )
+
+
+def _accounting(record: PrivacyRecord) -> str:
+    spent = record.spent
+    assert spent is not None
+    if spent.steps == 0:
+        return f"Before the first step there is nothing to compute. dp-accounting {accounting.version()} computes the figure."
+    given = [
+        f"{name} {figure(value)}"
+        for name, value in (("exact", spent.exact), ("PLD", spent.pld), ("RDP", spent.rdp))
+        if value is not None
+    ]
+    choice = " (both are upper bounds; the smaller is stated)" if len(given) == 2 else ""
+    note = (f" Note: {spent.note}." if spent.note else "") + f" This command computes it again: {_command(record)}"
+    if spent.accountant == "exact":
+        return (
+            f"Full batches are one Gaussian mechanism. Its epsilon is known exactly (Balle and Wang 2018); dp-accounting "
+            f"{accounting.version()} computed it: {', '.join(given)}{choice}.{note}"
+        )
+    return (
+        f"The {spent.accountant} accountant of dp-accounting {accounting.version()} computed it: {', '.join(given)}{choice}.{note}"
+    )
+
+
+def _command(record: PrivacyRecord) -> str:
+    """Write the command that computes the figure again."""
+    plan = record.mechanism
+    cap = f" --max-batch-size {plan.max_batch_size}" if plan.sampling == "truncated-poisson" else ""
+    return (
+        f"groupclip epsilon --dataset-size {plan.dataset_size} --batch-size {plan.expected_batch_size!r} --steps {record.steps} "
+        f"--noise-multiplier {plan.noise_multiplier!r} --delta {record.delta!r} --sampling {plan.sampling}{cap} "
+        f"--adjacency {plan.adjacency} --unit {plan.unit}"
+    )
+
+
+def _covered(record: PrivacyRecord) -> str:
+    return (
+        "The figure covers the final weights, the weights after every step, and every noisy gradient: all of them may be published "
+        "together. Anything computed from them alone is covered as well."
+        + (
+            " The figure covers what these steps did to the weights, and not what was spent on the weights before."
+            if record.earlier
+            else ""
+        )
+    )
+
+
+def _not_covered(record: PrivacyRecord) -> str:
+    told = [
+        "Tuning is not accounted: if settings were chosen by comparing several runs on these data, all of those runs "
+        "count, and the true epsilon is larger.",
+        "Other trainings on these data, of other models or of other parts of this model, spend epsilon too, and all of it adds up. "
+        "So do earlier trainings of these weights: groupclip doesn't know where the weights came from that this training began "
+        "with, such as those of a checkpoint.",
+        "Figures that were measured on the training data, such as loss or accuracy, are not covered.",
+        (
+            "The noise is exact, on a grid. The sum under the noise was formed in floating point, whose rounding isn't covered."
+            if record.rounding
+            else "The noise is added in floating-point arithmetic that isn't hardened against attacks on its rounding."
+        ),
+        "The time that steps take isn't hidden.",
+    ]
+    if record.unsafe_statistics:
+        told.insert(
+            0,
+            "UN-NOISED STATISTICS WERE LOOKED AT during training: "
+            + ", ".join(record.unsafe_statistics)
+            + ". These statistics can reveal single samples. They aren't covered and must not be published. Decisions that were "
+            "made because of them aren't covered either.",
+        )
+    return " ".join(told)
+
+
+def _before(record: PrivacyRecord) -> str:
+    epsilons = [(training.steps, training.epsilon(record.delta)) for training in record.earlier]
+    told = [f"{n:,} steps, epsilon {'not claimed' if e is None else figure(e)}" for n, e in epsilons]
+    return "; ".join(told) or "nothing that is known to this process"
+
+
+def _noise(record: PrivacyRecord) -> str:
+    if not record.secure_noise:
+        return "INSECURE: reproducible from a seed"
+    if record.foreign_noise == KEY_GIVEN:
+        return "secure if the given key is"
+    return f"added by {record.foreign_noise}, which isn't part of groupclip; vouched for" if record.foreign_noise else "secure"
+
+
+def _whose(record: PrivacyRecord) -> str:
+    own, foreign = (record.steps_by_sampler[sampler] for sampler in ("groupclip", "user"))
+    whose = "the user's own" + (", vouched for," if record.sampling_vouched_by_user else "")
+    parts = [f"groupclip's in {own:,} steps"] * bool(own) + [f"{whose} in {foreign:,} steps"] * bool(foreign)
+    return ", ".join(parts) or "no step yet"
+
+
+def _others(record: PrivacyRecord) -> str:
+    return ", ".join(f"{name} (noise multiplier {z:.6g})" for name, z in record.other_releases.items())
