@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
+from typing import Protocol
 
 from .csvtext import load_csv
 from .digits import load_digits
 from .imagefolder import load_imagefolder
 from .mnist import FASHION_MNIST, MNIST, load_mnist
 from .spec import Task, TaskOptions, Told
+
+
+class Loader(Protocol):
+    """Loads a task from the files at ``path``. ``workers`` and ``told`` are as of :func:`load_task`."""
+
+    def __call__(self, path: Path, options: TaskOptions, workers: int, told: Told | None, /) -> Task: ...
+
 
 # name -> the options that mean something to it
 TASKS: dict[str, tuple[str, ...]] = {
@@ -23,6 +31,14 @@ TASKS: dict[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 
+#: name -> what loads it from a path; ``digits`` alone has none.
+LOADERS: dict[str, Loader] = {
+    "mnist": lambda path, *_: load_mnist(MNIST, path),
+    "fashion-mnist": lambda path, *_: load_mnist(FASHION_MNIST, path),
+    "imagefolder": load_imagefolder,
+    "csv": lambda path, options, *_: load_csv(path, options),
+}
+
 
 def load_task(
     name: str,
@@ -34,20 +50,24 @@ def load_task(
 ) -> Task:
     """Load a task by name; all but ``digits`` need the path of their data.
 
-    The path stands after a colon (``csv:reviews.csv``) or in ``data``. ``workers``: threads that decode images here.
-    ``told``: of how many images are decoded, and how many there are.
+    Args:
+        name: the task. The path may stand after a colon: ``csv:reviews.csv``.
+        data: the path, if it isn't in ``name``.
+        options: how files are read.
+        workers: threads that decode images here.
+        told: called with the number of decoded images, and with the number of all.
 
     Raises:
-        ValueError: unknown task, a path too many or too few, an option that the task has no use for,
+        ValueError: an unknown task, a path too many or too few, an option that the task has no use for,
             or files that don't hold what they should.
-        FileNotFoundError: nothing at the path.
+        FileNotFoundError: nothing is at the path.
     """
     options = options or TaskOptions()
     kind, colon, after = name.partition(":")
     if kind not in TASKS:
         near = difflib.get_close_matches(kind, TASKS, n=1)
         hint = f"did you mean '{near[0]}'? " if near else ""
-        known = "digits, mnist:PATH, fashion-mnist:PATH, imagefolder:PATH, csv:PATH"
+        known = ", ".join(f"{task}:PATH" if task in LOADERS else task for task in TASKS)
         raise ValueError(f"unknown task '{kind}'; {hint}Tasks: {known}")
     if idle := [option for option in options.given() if option not in TASKS[kind]]:
         usable = ", ".join(TASKS[kind]) or "none"
@@ -55,19 +75,10 @@ def load_task(
     if colon and data is not None:
         raise ValueError(f"task '{name}' has a path already, and data={str(data)!r} is another; give one")
     path = after if colon else data
-    if kind == "digits":
+    if kind not in LOADERS:
         if path is not None:
             raise ValueError(f"task 'digits' ships with scikit-learn and takes no path, not {str(path)!r}")
         return load_digits()
     if not path:
         raise ValueError(f"task '{kind}' needs the path of its data: write '{kind}:PATH'")
-    path = Path(path).expanduser()
-    match kind:
-        case "mnist":
-            return load_mnist(MNIST, path)
-        case "fashion-mnist":
-            return load_mnist(FASHION_MNIST, path)
-        case "imagefolder":
-            return load_imagefolder(path, options, workers, told)
-        case _:
-            return load_csv(path, options)
+    return LOADERS[kind](Path(path).expanduser(), options, workers, told)
