@@ -5,7 +5,7 @@ from numbers import Integral, Real
 
 
 def whole(name: str, value: object, *, least: int) -> int:
-    """``value`` as an int; TypeError or ValueError unless it is a whole number in [least, 2^53]."""
+    """Return ``value`` as an int; TypeError or ValueError unless it is a whole number in [least, 2^53]."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name}={value!r} must be a whole number (int), not {type(value).__name__}")
     if int(value) < least:
@@ -16,7 +16,7 @@ def whole(name: str, value: object, *, least: int) -> int:
 
 
 def number(name: str, value: object) -> float:
-    """``value`` as a float; TypeError or ValueError unless it is a finite number."""
+    """Return ``value`` as a float; TypeError or ValueError unless it is a finite number."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name}={value!r} must be a number, not {type(value).__name__}")
     if not math.isfinite(value):
@@ -25,7 +25,7 @@ def number(name: str, value: object) -> float:
 
 
 def positive(name: str, value: object) -> float:
-    """``value`` as a float > 0."""
+    """Return ``value`` as a float > 0."""
     found = number(name, value)
     if found <= 0:
         raise ValueError(f"{name}={value!r} must be > 0")

@@ -14,7 +14,7 @@ work, and what to do.
 
 
 class GroupClipError(Exception):
-    """Base class of every error that is groupclip's own."""
+    """The base class of every error that groupclip defines."""
 
 
 class UnsupportedOperation(GroupClipError):

@@ -19,18 +19,18 @@ PLAIN_TYPES = frozenset({type(None), bool, int, float, str, torch.dtype, torch.d
 
 
 def tensors_in(value: object) -> Iterator[Tensor]:
-    """The tensors in nested tuples, lists, mappings and dataclasses, in order."""
+    """Yield the tensors in nested tuples, lists, mappings and dataclasses, in order."""
     yield from instances_in(value, Tensor)
 
 
 def has_numbers(x: Tensor) -> bool:
-    """Whether the tensor has values: not on the meta device, for whatever device it passes (:mod:`groupclip.memory.sketch`)."""
+    """Return whether the tensor has values: it isn't on the meta device, whatever it says (:mod:`groupclip.memory.sketch`)."""
     with torch._C.DisableTorchFunction():
         return not x.is_meta
 
 
 def instances_in(value: object, kind: type | tuple[type, ...]) -> Iterator[Any]:
-    """The objects of a class in nested tuples, lists, mappings and dataclasses, in order."""
+    """Yield the objects of a class in nested tuples, lists, mappings and dataclasses, in order."""
     if isinstance(value, kind):
         yield value
     elif type(value) in PLAIN_TYPES:
@@ -47,7 +47,7 @@ def instances_in(value: object, kind: type | tuple[type, ...]) -> Iterator[Any]:
 
 
 def is_record(value: object) -> TypeGuard[DataclassInstance]:
-    """Whether it is an instance of a dataclass."""
+    """Return whether it is an instance of a dataclass."""
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 

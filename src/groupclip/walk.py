@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 def modules_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Every module once, under the name by which torch knows it first."""
+    """Return every module once, under the name by which torch knows it first."""
     seen: set[int] = set()
     found: list[tuple[str, nn.Module]] = []
     waiting: list[tuple[str, nn.Module]] = [("", model)]
@@ -26,7 +26,7 @@ def modules_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def published_in(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and persistent buffers, by name: what ``state_dict`` holds."""
+    """Yield parameters and persistent buffers, by name: what ``state_dict`` holds."""
     for name, module in modules_of(model):
         prefix = name + "." if name else ""
         for key, param in module._parameters.items():

@@ -64,11 +64,11 @@ def test_nothing_private_is_overwritten_and_none_is_gone_on_with(tmp_path):
 
 def test_it_stops_when_asked_and_is_not_resumed(tmp_path):
     run = start_plain(PLAIN, tmp_path / "run")
-    with pytest.raises(RunInterrupted, match="a run without privacy isn't gone on with"):
+    with pytest.raises(RunInterrupted, match="a run without privacy can't go on"):
         run.train(StopAfter(2))
     with pytest.raises(RunFailed, match="was trained already"):
         run.train()
-    with pytest.raises(ConfigError, match="one without privacy, which can't be gone on with"):
+    with pytest.raises(ConfigError, match="one without privacy, which can't go on"):
         resume(tmp_path / "run")
     assert {path.name for path in run.folder.root.iterdir()} == {"NOT-PRIVATE.txt", "metrics.jsonl", "run.yaml"}
 

@@ -18,7 +18,7 @@ from .outputs import MAJOR, MINOR, Rows, Where
 
 
 class Arrangement:
-    """Of one model.
+    """Remembers, for one model, where samples lie in its outputs.
 
     Args:
         probe: runs it without gradients.
@@ -29,7 +29,7 @@ class Arrangement:
         self._known: dict[Any, list[int]] = {}
 
     def of(self, inputs: Inputs) -> Where:
-        """For the outputs of a pass on these inputs."""
+        """Make the arrangement for the outputs of a pass on these inputs."""
 
         def where(leaves: list[Rows | None]) -> list[int]:
             key = tuple(None if x is None else tuple(min(n, 2) for n in x.shape) for x in leaves)
@@ -55,7 +55,7 @@ class Arrangement:
 
 
 def _place(one: Rows, both: Tensor, two: tuple[int, int]) -> int:
-    """In which dimension a second sample shows."""
+    """Find the dimension in which a second sample shows."""
     shape = one.shape
     if len(shape) == 0 or len(shape) != both.dim():
         return 0
@@ -68,7 +68,7 @@ def _place(one: Rows, both: Tensor, two: tuple[int, int]) -> int:
 
 
 def _rows(apart: Tensor, both: Tensor) -> int:
-    """How the rows of two samples lie, told by their values; 0 where these fit either way, or neither."""
+    """Return how the rows of two samples lie, told by their values; 0 where these fit either way, or neither."""
     fits = {
         MAJOR: _alike(apart.flatten(0, 1), both),
         MINOR: _alike(apart.transpose(0, 1).flatten(0, 1), both),

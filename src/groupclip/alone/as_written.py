@@ -1,4 +1,4 @@
-"""What was compiled runs as it was written while samples run side by side."""
+"""Run what was compiled as it was written while samples run side by side."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 class as_written:
-    """Inside, what was compiled runs as it was written: compilers don't know samples side by side.
+    """Runs inside what was compiled as it was written: compilers don't know samples side by side.
 
     Torch's stance is one for the process, so threads that are inside at the same time share it.
     """

@@ -26,7 +26,7 @@ MISSING = object()
 
 
 class Constant:
-    """What a run left that isn't the samples'."""
+    """Holds what a run left that isn't of the samples."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -37,7 +37,7 @@ SAMPLES = object()
 
 
 def constant(part: Part, left: Any) -> Any:
-    """What a part left, where it may be no sample's: one that runs by itself doesn't tell. Else :data:`SAMPLES`."""
+    """Return what a part left, where it may be no sample's: one that runs by itself doesn't tell. Else :data:`SAMPLES`."""
     if isinstance(left, Constant):
         return left.value
     rows = list(instances_in(left, Rows))
@@ -67,23 +67,23 @@ class Kept:
         }
 
     def before(self, module: nn.Module, name: str) -> Any:
-        """The attribute; a list or dictionary has what was in it."""
+        """Return the attribute; a list or dictionary has what was in it."""
         value = self._before[module].get(name, MISSING)
         return self._contents[id(value)][1] if id(value) in self._contents else value
 
     def content(self, container: Any) -> Any:
-        """What was in a list or dictionary; it is empty if the pass made it."""
+        """Return what was in a list or dictionary; it is empty if the pass made it."""
         return self._contents[id(container)][1] if id(container) in self._contents else type(container)()
 
     def now(self) -> Iterator[tuple[nn.Module, str, Any]]:
-        """The attributes that may have changed: another object, or a list or dictionary."""
+        """Yield the attributes that may have changed: another object, or a list or dictionary."""
         for module, before in self._before.items():
             for name, value in module.__dict__.items():
                 if name not in _OF_MODULES and (value is not before.get(name, MISSING) or id(value) in self._contents):
                     yield module, name, value
 
     def put_back(self) -> None:
-        """The attributes are as they were."""
+        """Put the attributes back as they were."""
         for module, name, value in list(self.now()):
             before = self._before[module].get(name, MISSING)
             if before is MISSING:
@@ -99,14 +99,14 @@ class Kept:
 
 
 def refill(container: Any, content: Any) -> None:
-    """A list or dictionary holds this and nothing else."""
+    """Make a list or dictionary hold this and nothing else."""
     content = copy.copy(content)
     container.clear()
     container.extend(content) if isinstance(container, list) else container.update(content)
 
 
 def is_unchanged(container: Any, content: Any) -> bool:
-    """Whether a list or dictionary holds these very objects."""
+    """Return whether a list or dictionary holds these very objects."""
     if len(container) != len(content):
         return False
     if isinstance(container, list):
@@ -115,7 +115,7 @@ def is_unchanged(container: Any, content: Any) -> bool:
 
 
 def agreed(values: Sequence[Any]) -> Any:
-    """What all runs left: of tensors that begin alike (positions, for the longest sequence so far) the longest.
+    """Return what all runs left: of tensors that begin alike (positions, for the longest sequence so far) the longest.
 
     Raises:
         Disagree: it isn't the same.
@@ -130,12 +130,12 @@ def agreed(values: Sequence[Any]) -> Any:
 
 
 def alike(value: Any, other: Any) -> bool:
-    """Whether two values are equal: numbers, text, tensors and arrays, nested in lists, tuples, mappings and dataclasses."""
+    """Return whether two values are equal: numbers, text, tensors and arrays, nested in lists, tuples, mappings and dataclasses."""
     return _begins(value, other) and _begins(other, value)
 
 
 def _begins(value: Any, other: Any) -> bool:
-    """Whether ``value`` is ``other``, or a tensor that begins with it in every dimension. Objects aren't looked into."""
+    """Return whether ``value`` is ``other``, or a tensor that begins with it in every dimension. Objects aren't looked into."""
     if value is other:
         return True
     if isinstance(value, Tensor) and isinstance(other, Tensor):

@@ -26,7 +26,7 @@ Probe = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
 @dataclass(frozen=True)
 class Inputs:
-    """Of one call.
+    """Holds the inputs of one call, and which of them hold samples.
 
     Attributes:
         args, kwargs: as the user gave them.
@@ -40,7 +40,7 @@ class Inputs:
     batch: int
 
     def of(self, part: Part) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What each sample of the part gets: a batch of one. To be called natively."""
+        """Return what each sample of the part gets: a batch of one. To be called natively."""
 
         def change(value: Any) -> Any:
             if id(value) not in self.samples:
@@ -53,7 +53,7 @@ class Inputs:
         return replaced((self.args, self.kwargs), change)
 
     def rows(self, index: Sequence[int], whole: int | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The inputs of some samples only; all rows of the tensor with the id ``whole``."""
+        """Return the inputs of some samples only; all rows of the tensor with the id ``whole``."""
 
         def change(value: Any) -> Any:
             cut = id(value) in self.samples and id(value) != whole
@@ -63,7 +63,7 @@ class Inputs:
 
 
 class Roles:
-    """What has been seen of the inputs of a model, by their number: samples or not."""
+    """Remembers which inputs of a model hold samples, by their number."""
 
     def __init__(self) -> None:
         self._followed: defaultdict[int, set[int]] = defaultdict(set)  # batch sizes that its length was
@@ -73,7 +73,7 @@ class Roles:
         self._sequences = Sequences()
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any], probe: Probe) -> Inputs:
-        """Which of the inputs hold samples.
+        """Return which of the inputs hold samples.
 
         Raises:
             PrivacyViolation: none has a batch dimension.
@@ -114,14 +114,14 @@ class Roles:
 
 
 def _is_whole(inputs: Inputs, few: Sequence[int], probe: Probe) -> bool:
-    """Whether the outputs for a few samples are their rows of the outputs for all; what isn't cut stays as it is."""
+    """Return whether the outputs for a few samples are their rows of the outputs for all; what isn't cut stays as it is."""
     whole, _ = _tried(probe, inputs.args, inputs.kwargs)
     found, _ = _tried(probe, *inputs.rows(few))
     return whole is not None and found is not None and _agree(whole, found, few, inputs.batch)
 
 
 def _is_constant(inputs: Inputs, tensor: Tensor, probe: Probe) -> bool:
-    """Whether the model takes all rows of ``tensor`` for every sample: told by running it on a few samples."""
+    """Return whether the model takes all rows of ``tensor`` for every sample: told by running it on a few samples."""
     few = (0, 1, 0) if inputs.batch == 2 else (0, 1)
     beside, error = _tried(probe, *inputs.rows(few, whole=id(tensor)))
     if beside is None:
@@ -145,7 +145,7 @@ def _tried(probe: Probe, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
 
 
 def _agree(whole: list[Tensor], found: list[Tensor], few: Sequence[int], batch: int) -> bool:
-    """Whether the outputs for a few samples are those samples' rows of the outputs for all."""
+    """Return whether the outputs for a few samples are those samples' rows of the outputs for all."""
     if len(whole) != len(found):
         return False
     compared = 0

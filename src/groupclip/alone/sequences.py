@@ -24,7 +24,7 @@ Whole = Callable[[tuple[int, ...]], bool]
 
 
 class Sequences:
-    """What has been seen of those of one model."""
+    """Remembers the packed sequences of one model."""
 
     def __init__(self) -> None:
         self._constant: set[Place] = set()
@@ -76,7 +76,7 @@ def _sequences_in(value: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
 
 
 def _is_plain(value: Any) -> bool:
-    """Numbers, text, and nested lists and mappings of such: nothing that is cut."""
+    """Return numbers, text, and nested lists and mappings of such: nothing that is cut."""
     if isinstance(value, Tensor):
         return value.dim() == 0
     if isinstance(value, (tuple, list)):

@@ -15,7 +15,7 @@ from .report import RunAudit
 
 @dataclass(frozen=True, kw_only=True)
 class CanaryAudit:
-    """Any training procedure, audited in one run (Steinke, Nasr and Jagielski 2023). All is fixed before the run.
+    """Audits any training procedure in one run (Steinke, Nasr and Jagielski 2023). Everything is fixed before the run.
 
     Draw :meth:`coins`; train with the canaries whose coin says so (each is a sample of the data set, or not); score every
     canary from what the run RELEASED, higher for "was in"; then :meth:`judge`. The coins are the run's secret: nothing that
@@ -46,12 +46,12 @@ class CanaryAudit:
         object.__setattr__(self, "guesses", r)
 
     def coins(self) -> Tensor:
-        """``[m]`` bool, fair, from the operating system: True for a canary that is in."""
+        """Return ``[m]`` bool, fair, from the operating system: True for a canary that is in."""
         bits = secrets.randbits(self.canaries)
         return torch.tensor([bool(bits >> i & 1) for i in range(self.canaries)])
 
     def judge(self, coins: Tensor, scores: Tensor, *, epsilon: float) -> RunAudit:
-        """The bound from ``scores`` ``[m]``, beside the epsilon that the run claims at the same delta.
+        """Return the bound from ``scores`` ``[m]``, beside the epsilon that the run claims at the same delta.
 
         Raises:
             ValueError: not one finite score a canary.

@@ -50,7 +50,7 @@ class Crafted:
             self._group[name] = group
 
     def losses(self, engine: Engine, which: Tensor, there: Tensor) -> Tensor:
-        """``[B]``: of canaries ``which`` ``[B]``, zero where ``there`` ``[B]`` is zero."""
+        """Return ``[B]``: of canaries ``which`` ``[B]``, zero where ``there`` ``[B]`` is zero."""
         parameters = dict(self._model.named_parameters())
         total = None
         with engine.forward_on(which):
@@ -63,7 +63,7 @@ class Crafted:
         return total
 
     def scores(self, released: Mapping[str, Tensor], engine: Engine) -> Tensor:
-        """``[m]``, float64: how far a released gradient lies on each canary's side."""
+        """Return ``[m]``, float64: how far a released gradient lies on each canary's side."""
         total = torch.zeros(next(iter(self._places.values())).shape[0], dtype=torch.float64)
         for name, places in self._places.items():
             group = self._group[name]
@@ -73,7 +73,7 @@ class Crafted:
 
 
 def _best_norm(engine: Engine, group: str) -> float:
-    """The norm whose clipped gradient is the longest; of those as good, the largest."""
+    """Return the norm whose clipped gradient is the longest; of those as good, the largest."""
     bound = engine.thresholds[group]
     norms = torch.tensor([bound * times for times in _NORMS], dtype=torch.float64)
     clipped = norms * bounded_factors(engine.clip, norms, bound, torch.float64)

@@ -33,7 +33,7 @@ _MOST_EPSILON = 50.0
 
 
 def guesses_p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """How likely an (epsilon, delta)-DP run lets an attacker be right so often: the bound above.
+    """Return how likely an (epsilon, delta)-DP run lets an attacker be right so often: the bound above.
 
     Args:
         canaries: m, each in or out of the run by its own fair coin.
@@ -57,7 +57,7 @@ def guesses_p_value(canaries: int, guesses: int, right: int, epsilon: float, del
 
 
 def guesses_epsilon(canaries: int, guesses: int, right: int, delta: float, confidence: float) -> float:
-    """The epsilon that a run must have had at least, at ``delta``, with this confidence: the first that isn't rejected."""
+    """Return the epsilon that a run must have had at least, at ``delta``, with this confidence: the first that isn't rejected."""
     return _first(
         lambda epsilon: guesses_p_value(canaries, guesses, right, epsilon, delta) > 1 - confidence, _MOST_EPSILON
     )
@@ -69,7 +69,7 @@ def guessed_share(canaries: int) -> int:
 
 
 def enough_canaries(epsilon: float, delta: float, confidence: float, most: int) -> int:
-    """The fewest canaries (``most`` at most) with which all guesses right would show more than ``epsilon``."""
+    """Return the fewest canaries (``most`` at most) with which all guesses right would show more than ``epsilon``."""
     low, high = 10, most
     while high > low:
         middle = (low + high) // 2
@@ -80,7 +80,7 @@ def enough_canaries(epsilon: float, delta: float, confidence: float, most: int) 
 
 
 def _first(accepted: Callable[[float], bool], most: float) -> float:
-    """The smallest argument in [0, most] at which ``accepted`` turns true, rounded down."""
+    """Return the smallest argument in [0, most] at which ``accepted`` turns true, rounded down."""
     if accepted(0.0):
         return 0.0
     step = 1 / 16

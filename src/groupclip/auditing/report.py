@@ -13,7 +13,7 @@ ABOUT = "This audit's figures are about made-up canaries alone: no statistic of 
 
 @dataclass(frozen=True, kw_only=True)
 class StepAudit:
-    """Of one step; see :func:`groupclip.audit`.
+    """Holds what an audit of one step found; see :func:`groupclip.audit`.
 
     Attributes:
         trials: steps taken on each of the two neighbouring batches.
@@ -54,22 +54,22 @@ class StepAudit:
 
     @property
     def epsilon_claimed(self) -> float:
-        """Of one step on a batch that surely holds the sample."""
+        """The epsilon claimed for one step on a batch that surely holds the sample."""
         return _gaussian_epsilon(self.mu_claimed, self.delta)
 
     @property
     def epsilon_lower(self) -> float:
-        """Lower bound on the same, if the step's noise is Gaussian."""
+        """A lower bound on the same, if the step's noise is Gaussian."""
         return _gaussian_epsilon(self.mu_lower, self.delta)
 
     @property
     def run_epsilon_claimed(self) -> float:
-        """Of all steps of the plan WITHOUT sampling: the sample is in every batch. Not the epsilon of the run."""
+        """The epsilon claimed for all steps of the plan WITHOUT sampling: the sample is in every batch. It isn't the run's."""
         return _gaussian_epsilon(self.mu_claimed, self.delta, self.steps)
 
     @property
     def run_epsilon_lower(self) -> float:
-        """Lower bound on the same: all steps are alike, Gaussian, and the canary is in each."""
+        """A lower bound on the same: all steps are alike and Gaussian, and the canary is in each."""
         return _gaussian_epsilon(self.mu_lower, self.delta, self.steps)
 
     def __str__(self) -> str:
@@ -114,7 +114,7 @@ class StepAudit:
 
 
 def _gaussian_epsilon(mu: float, delta: float, steps: int = 1) -> float:
-    """Of ``steps`` mu-Gaussian mechanisms, exactly."""
+    """Return epsilon of ``steps`` mu-Gaussian mechanisms, exactly."""
     if mu <= 0:
         return 0.0
     plan = Mechanism(dataset_size=1, expected_batch_size=1, steps=steps, noise_multiplier=1 / mu, sampling="full-batch")
@@ -123,7 +123,7 @@ def _gaussian_epsilon(mu: float, delta: float, steps: int = 1) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class RunAudit:
-    """Of one whole run; see :func:`groupclip.audit_run` and :class:`groupclip.CanaryAudit`.
+    """Holds what an audit of one whole run found; see :func:`groupclip.audit_run` and :class:`groupclip.CanaryAudit`.
 
     Attributes:
         canaries, guesses, right: m, r, and how many of the r guesses were right.

@@ -8,7 +8,7 @@ import math
 
 
 def most_likely_rate(errors: int, trials: int, doubt: float) -> float:
-    """Upper confidence limit of a probability (Clopper and Pearson 1934, one-sided): exceeded with probability ``doubt`` at most.
+    """Bound a probability from above (Clopper and Pearson 1934, one-sided): it is larger with probability ``doubt`` at most.
 
     Args:
         errors: how often it happened in ``trials`` independent trials.
@@ -22,7 +22,7 @@ def most_likely_rate(errors: int, trials: int, doubt: float) -> float:
 
 
 def mu_at_least(false_alarms: int, misses: int, trials: int, confidence: float) -> float:
-    """The mu that a mechanism's trade-off curve must allow, if an attacker erred so rarely.
+    """Return the mu that a mechanism's trade-off curve must allow, if an attacker erred so rarely.
 
     A mu-GDP mechanism has ``misses >= Phi(Phi^-1(1 - false alarms) - mu)`` for every rule (Dong et al. 2022, eq. 6), so
     ``mu >= Phi^-1(1 - a) + Phi^-1(1 - b)`` at the true error rates a, b, and for their upper limits a fortiori.
@@ -40,7 +40,7 @@ def mu_at_least(false_alarms: int, misses: int, trials: int, confidence: float) 
 
 
 def epsilon_at_least(false_alarms: int, misses: int, trials: int, delta: float, confidence: float) -> float:
-    """As :func:`mu_at_least` for (epsilon, delta): ``P(S) <= e^epsilon Q(S) + delta`` (Kairouz et al. 2015, theorem 2.1).
+    """Bound epsilon as :func:`mu_at_least` does mu: ``P(S) <= e^epsilon Q(S) + delta`` (Kairouz et al. 2015, theorem 2.1).
 
     Assumes nothing about the shape of the noise, and is far below the truth for it: one rule sees one point of the curve.
     """
@@ -51,7 +51,7 @@ def epsilon_at_least(false_alarms: int, misses: int, trials: int, delta: float, 
 
 
 def noticed_factor(mu: float, trials: int, confidence: float, sure: float = 0.95) -> float:
-    """How much too small the noise must be for an audit of so many trials to notice, with probability ``sure`` at least.
+    """Return how much too small the noise must be for an audit of so many trials to notice, with probability ``sure`` at least.
 
     Noise too small by a factor f makes the two worlds f mu apart, and the middle rule errs with probability Phi(-f mu / 2) on
     either side. The bound exceeds mu for sure where both counts of errors are at most the k for which :func:`mu_at_least` does.
@@ -71,7 +71,7 @@ def noticed_factor(mu: float, trials: int, confidence: float, sure: float = 0.95
 
 
 def enough_trials(mu: float, factor: float, confidence: float, most: int, sure: float = 0.95) -> int:
-    """About the fewest trials (``most`` at most) of which noise too small by ``factor`` is noticed (:func:`noticed_factor`)."""
+    """Return about the fewest trials, ``most`` at most, that notice noise too small by ``factor`` (:func:`noticed_factor`)."""
     low, high = 10, most
     while high > low:
         middle = (low + high) // 2

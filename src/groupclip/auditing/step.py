@@ -61,7 +61,7 @@ def audit(
     delta: float | None = None,
     progress: Callable[[int], None] = lambda pairs: None,
 ) -> StepAudit:
-    """How distinguishable the engine's step makes one sample, at least; to be held against what the plan claims, at most.
+    """Bound from below how distinguishable the engine's step makes one sample; compare it with what the plan claims at most.
 
     Args:
         model: not attached; a copy of it is audited, at its present weights.
@@ -137,7 +137,7 @@ def audit(
 
 
 def usual_trials(mechanism: Mechanism, confidence: float) -> int:
-    """How many trials :func:`audit` takes where no number is given."""
+    """Return how many trials :func:`audit` takes where no number is given."""
     return max(LEAST, enough_trials(1 / mechanism.step.one_sided, 2.0, confidence, MOST))
 
 
@@ -155,7 +155,7 @@ class _Worlds:
     distance: float
 
     def project(self, gradients: Mapping[str, Tensor], expected_batch_size: float) -> float:
-        """How far released gradients lie on the canary's side; 0 is the middle."""
+        """Return how far released gradients lie on the canary's side; 0 is the middle."""
         return _inner(self.direction, gradients) * expected_batch_size - self.middle
 
 
@@ -170,12 +170,12 @@ class _Step:
         self._engine, self._loss_fn, self._batch = engine, loss_fn, batch
 
     def backward(self, weights: Tensor) -> None:
-        """One backward pass on the samples, their losses weighted; ``[B - 1]`` weights leave the canary out."""
+        """Take one backward pass on the samples, their losses weighted; ``[B - 1]`` weights leave the canary out."""
         losses = self._loss_fn(self._engine.model, *self._batch.pick(*range(len(weights))))
         self._engine.backward(losses * weights.to(losses))
 
     def gradients(self) -> dict[str, Tensor]:
-        """What stands in ``p.grad``: of a parameter that took no part, zeros."""
+        """Return what stands in ``p.grad``: of a parameter that took no part, zeros."""
         with torch._C.DisableTorchFunctionSubclass():
             return {
                 name: torch.zeros_like(p.data) if p.grad is None else p.grad.detach()
@@ -184,7 +184,7 @@ class _Step:
             }
 
     def worlds(self, adjacency: str) -> _Worlds:
-        """The two batches, with the canary's loss at the scale that sets their clipped sums furthest apart."""
+        """Return the two batches, with the canary's loss at the scale that sets their clipped sums furthest apart."""
         scale = self._scale()
         ones = torch.ones(self._batch.size - 1)
         inside = torch.cat([ones, torch.tensor([scale])])
@@ -202,7 +202,7 @@ class _Step:
         return _Worlds((outside, inside), direction, middle, math.sqrt(_inner(direction, moved)))
 
     def _scale(self) -> float:
-        """The largest of those that are as good as the best: a group that is NOT clipped then shows all the more."""
+        """Return the largest of those that are as good as the best: a group that is NOT clipped then shows all the more."""
         engine = self._engine
         self.backward(torch.ones(self._batch.size))
         norms = {group: norms[-1].double() for group, norms in engine.unsafe_norms().items() if norms[-1] > 0}

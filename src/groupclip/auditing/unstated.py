@@ -12,7 +12,7 @@ _OF_THE_STATEMENT = ("on a batch that groupclip didn't draw", "these weights wer
 
 @contextlib.contextmanager
 def nothing_stated() -> Iterator[None]:
-    """Inside, this thread's log doesn't warn that groupclip didn't draw the batches, or that the weights were trained before."""
+    """Silence, inside, this thread's warnings that groupclip didn't draw the batches or that weights were trained before."""
     log, thread = logging.getLogger("groupclip"), threading.get_ident()
 
     def keep(record: logging.LogRecord) -> bool:

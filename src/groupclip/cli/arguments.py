@@ -17,7 +17,7 @@ from .flags import in_flags
 
 @contextlib.contextmanager
 def arguments_at_fault() -> Iterator[None]:
-    """Inside, an error of values, types or files is a wrong argument: exit code 2, its message alone."""
+    """Make an error of values, types or files inside a wrong argument: exit code 2, with its message alone."""
     try:
         yield
     except (
@@ -36,12 +36,12 @@ def arguments_at_fault() -> Iterator[None]:
 
 
 def print_json(facts: Mapping[str, Any]) -> None:
-    """One JSON object on standard output."""
+    """Print one JSON object on standard output."""
     click.echo(json.dumps(facts, indent=2, allow_nan=False))
 
 
 def parse_thresholds(text: str | None) -> float | list[float] | dict[str, float] | None:
-    """``1``, ``0.5,0.5`` or ``group-1=0.5,group-2=0.7``. ValueError otherwise."""
+    """Read ``1``, ``0.5,0.5`` or ``group-1=0.5,group-2=0.7``. ValueError otherwise."""
     if text is None:
         return None
     parts = [part.strip() for part in text.split(",")]
@@ -59,7 +59,7 @@ def parse_thresholds(text: str | None) -> float | list[float] | dict[str, float]
 
 
 def parse_numbers(flag: str, text: str) -> list[float]:
-    """``0.5,0.5``: finite numbers with commas between them. ValueError otherwise."""
+    """Read ``0.5,0.5``: finite numbers with commas between them. ValueError otherwise."""
     try:
         values = [float(part) for part in text.split(",")]
     except ValueError:
@@ -70,7 +70,7 @@ def parse_numbers(flag: str, text: str) -> list[float]:
 
 
 def parse_adaptive(text: str) -> dict[str, float]:
-    """``0.5`` (the quantile) or ``quantile=0.5,rate=0.2,share=0.01``. ValueError otherwise."""
+    """Read ``0.5`` (the quantile) or ``quantile=0.5,rate=0.2,share=0.01``. ValueError otherwise."""
     pairs = [part.split("=", 1) if "=" in part else ["quantile", part] for part in text.split(",")]
     try:
         return {name.strip(): float(value) for name, value in pairs}
@@ -79,7 +79,7 @@ def parse_adaptive(text: str) -> dict[str, float]:
 
 
 def parse_options(flag: str, pairs: tuple[str, ...]) -> dict[str, str] | None:
-    """``NAME=VALUE`` pairs as a mapping; None if there are none. ValueError without an equals sign."""
+    """Read ``NAME=VALUE`` pairs as a mapping; None if there are none. ValueError without an equals sign."""
     for pair in pairs:
         if "=" not in pair:
             raise ValueError(f"{flag} {pair!r} can't be read: write it as NAME=VALUE")
@@ -95,7 +95,7 @@ ACCOUNTANT = click.option(
 
 
 def device_named(name: str) -> str:
-    """``auto`` as "cuda" or "cpu". ValueError for cuda where there is none."""
+    """Resolve ``auto`` to "cuda" or "cpu". ValueError for cuda where there is none."""
     import torch
 
     if name == "auto":

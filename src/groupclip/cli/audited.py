@@ -28,7 +28,7 @@ MOST_CANARIES = 2_000  # that are taken where no number is given
 
 
 def of_settings(settings: Mapping[str, Any], noise_multiplier: float | None) -> tuple[Chosen, Mechanism]:
-    """Model, groups and plan of the options; calibrated for their epsilon, unless a noise multiplier is given.
+    """Return model, groups and plan of the options; calibrated for their epsilon, unless a noise multiplier is given.
 
     Raises:
         ValueError, TypeError, FileNotFoundError: as for ``groupclip train``.
@@ -49,7 +49,7 @@ def of_settings(settings: Mapping[str, Any], noise_multiplier: float | None) -> 
 
 
 def of_run(folder: Path, others: Mapping[str, Any]) -> tuple[Chosen, Mechanism]:
-    """Model, groups and plan of the run in ``folder``: that of its release, or else calibrated again from its settings.
+    """Return model, groups and plan of the run in ``folder``: that of its release, or else calibrated again from its settings.
 
     Raises:
         ValueError: no run there, settings beside it, or a release that was made by another plan than ``run.yaml`` says.
@@ -79,14 +79,14 @@ def of_run(folder: Path, others: Mapping[str, Any]) -> tuple[Chosen, Mechanism]:
 
 
 def enough(task: Any, epsilon: float, delta: float, confidence: float) -> int:
-    """Canaries with which more than ``epsilon`` could be shown, by a fifth; as many as are affordable; 0 for users."""
+    """Return canaries with which more than ``epsilon`` could be shown, by a fifth; as many as are affordable; 0 for users."""
     if task.unit == "user":
         return 0  # a canary is a sample: audit_run says so
     return max(100, enough_canaries(1.2 * epsilon, delta, confidence, MOST_CANARIES))
 
 
 def step(asked: Chosen, plan: Mechanism, trials: int | None, confidence: float, console: Console) -> StepAudit:
-    """The audit of one step, with the plan's noise, thresholds as they begin; its progress goes to ``console``."""
+    """Audit one step with the plan's noise and the thresholds as they begin; progress goes to ``console``."""
     one = replace(plan, steps=1)
     taken = usual_trials(one, confidence) if trials is None else trials
     with Counting(console, "step audit: one step on each of two made-up batches", taken, "trials") as progress:
@@ -97,7 +97,7 @@ def step(asked: Chosen, plan: Mechanism, trials: int | None, confidence: float, 
 
 
 def beside(plan: Mechanism, canaries: int) -> Mechanism:
-    """The plan for so many samples more, at its rate, noise and steps. The cap of its batches grows as the batches do."""
+    """Return the plan for so many samples more, at its rate, noise and steps. The cap of its batches grows as the batches do."""
     size = plan.dataset_size + canaries
     batch, cap = plan.sample_rate * size, None
     if plan.sampling != "poisson":
@@ -108,7 +108,7 @@ def beside(plan: Mechanism, canaries: int) -> Mechanism:
 
 
 def told(plan: Mechanism, audited: Mechanism) -> str:
-    """In what the plan of a run with canaries differs from the one that is audited, for a person."""
+    """Tell a person in what the plan of a run with canaries differs from the audited plan."""
     cap = (
         ""
         if plan.max_batch_size is None
@@ -121,7 +121,7 @@ def told(plan: Mechanism, audited: Mechanism) -> str:
 
 
 def whole_run(asked: Chosen, plan: Mechanism, canaries: int, confidence: float, console: Console) -> RunAudit:
-    """The audit of a run of the plan :func:`beside` the given one; its progress goes to ``console``."""
+    """Audit a run of the plan :func:`beside` the given one; progress goes to ``console``."""
     config = asked.config
     thresholds = Adaptive(start=config.thresholds, **config.adaptive) if config.adaptive else config.thresholds
     with Counting(console, f"one-run audit: a run with {canaries:,} canaries", plan.steps, "steps") as progress:
@@ -145,7 +145,7 @@ def _common(asked: Chosen, confidence: float) -> dict[str, Any]:
 
 
 def _shaken(network: Any) -> Any:
-    """A copy with a little noise on its weights: a head that begins at zero would leave the groups below without gradient."""
+    """Copy a model with a little noise on its weights: a head that begins at zero would leave the groups below without gradient."""
     shaken, generator = copy.deepcopy(network), torch.Generator().manual_seed(0)
     with torch.no_grad():
         for p in shaken.parameters():
@@ -154,7 +154,7 @@ def _shaken(network: Any) -> Any:
 
 
 def _made_up(task: Any, samples: int = 3) -> tuple[Any, Any]:
-    """Random inputs of the task's shape, and random labels."""
+    """Return random inputs of the task's shape, and random labels."""
     shape = (samples, *task.input_shape)
     generator = torch.Generator().manual_seed(0)
     if task.vocabulary is None:

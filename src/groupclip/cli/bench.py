@@ -78,7 +78,7 @@ def bench(
 
 
 def _made(workload: str, samples: int, image_size: int | None, tokens: int | None, device: str) -> tuple[Any, Any]:
-    """Model and batch, (inputs, labels), with random weights."""
+    """Return model and batch, (inputs, labels), with random weights."""
     import torch
 
     torch.manual_seed(0)
@@ -105,7 +105,7 @@ def _made(workload: str, samples: int, image_size: int | None, tokens: int | Non
 
 
 def _language(workload: str, samples: int, length: int, device: str) -> tuple[Any, Any]:
-    """A language model of transformers, or a classifier, of the published shape."""
+    """Return a language model of transformers, or a classifier, of the published shape."""
     import torch
 
     from ..paper.source import needed

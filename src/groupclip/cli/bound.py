@@ -120,7 +120,7 @@ def _row(setting: Any, groups: int) -> dict[str, Any]:
 
 
 def _whole_numbers(flag: str, text: str) -> list[int]:
-    """``1,4,75``. ValueError otherwise, and for a number below 1."""
+    """Read ``1,4,75``. ValueError otherwise, and for a number below 1."""
     try:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:

@@ -52,5 +52,5 @@ class Lines:
 
 
 def scores(result: Result) -> str:
-    """The scores of a result, as a person reads them."""
+    """Return the scores of a result, as a person reads them."""
     return ", ".join(f"{name} {value:.4g}" for name, value in result.metrics.items())

@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 class Counting:
-    """While entered, called with the number of steps that are done.
+    """Shows, while entered, the number of steps that are done, which it is called with.
 
     Args:
         console: of standard error; says nothing if it is quiet.

@@ -18,7 +18,7 @@ _START = r"(?<![\w./=-])(?<!--task-option )(?<!--model-option )"
 
 
 def in_flags(message: str, command: click.Command) -> str:
-    """``message`` with the settings that ``command`` has options for named as those; others stay as they are."""
+    """Return ``message`` with the settings that ``command`` has options for named as those; others stay as they are."""
     flags = {p.name: p.opts[0] for p in command.params if isinstance(p, click.Option) and p.name}
     switches = {p.name for p in command.params if isinstance(p, click.Option) and p.is_flag}
     flags |= {name: flags[option] for name, option in _ALIASES.items() if option in flags}

@@ -34,7 +34,7 @@ def group_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def noise_by_group(given: dict[str, Any], sigma: float) -> dict[str, Any]:
-    """Standard deviation of the noise on each group's sum, for the options (taken out of ``given``); {} without thresholds.
+    """Return the noise on each group's sum (standard deviation), for the options (taken out of ``given``); {} without thresholds.
 
     Raises:
         ValueError: options that don't fit together.
@@ -73,7 +73,7 @@ def noise_by_group(given: dict[str, Any], sigma: float) -> dict[str, Any]:
 
 
 def multiplier_of(noise_stds: str, thresholds: str | None) -> float:
-    """The noise multiplier that given standard deviations amount to. ValueError unless each group has a threshold."""
+    """Return the noise multiplier that given standard deviations amount to. ValueError unless each group has a threshold."""
     if thresholds is None:
         raise ValueError("--noise-stds is noise against thresholds: give --thresholds R_1,..,R_M too")
     stds, bounds = parse_numbers("--noise-stds", noise_stds), parse_numbers("--thresholds", thresholds)
@@ -83,7 +83,7 @@ def multiplier_of(noise_stds: str, thresholds: str | None) -> float:
 
 
 def text(found: Mapping[str, Any]) -> str:
-    """What :func:`noise_by_group` found, for a person."""
+    """Return what :func:`noise_by_group` found, for a person."""
     lines = [f"noise             {std:.6g} on {name}" for name, std in found["noise_std"].items()]
     lines += [
         f"also released     {name}, noise multiplier {z:.6g}" for name, z in found.get("other_releases", {}).items()

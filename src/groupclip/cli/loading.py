@@ -15,7 +15,7 @@ _MANY = 1000  # below that, reading takes seconds
 
 
 class Loading:
-    """While entered, called with the number of images that are decoded, and of all."""
+    """Shows, while entered, how many of all images are decoded; it is called with both numbers."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -36,6 +36,6 @@ class Loading:
         self._count(done)
 
     def remarks(self, remarks: tuple[str, ...]) -> None:
-        """Of a task: for whoever owns the data, and in no file."""
+        """Show a task's remarks, for whoever owns the data; they go into no file."""
         for remark in remarks:
             self._console.print(remark, markup=False, soft_wrap=True)

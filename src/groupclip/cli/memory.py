@@ -103,7 +103,7 @@ def plan(
 def _example(
     name: str, samples: int, image_size: int | None, tokens: int | None, classes: int | None
 ) -> tuple[Any, Any]:
-    """The model and a batch, both without memory."""
+    """Return the model and a batch, both without memory."""
     import torch
 
     from ..models import MODELS, build_model

@@ -61,7 +61,7 @@ def sampling_options(command: Command) -> Command:
 
 
 def plan(given: dict[str, Any], noise_multiplier: float | None = None) -> tuple[Mechanism, float]:
-    """The mechanism and the delta that the options of :func:`plan_options` mean; takes them out of ``given``.
+    """Return the mechanism and the delta that the options of :func:`plan_options` mean; takes them out of ``given``.
 
     Raises:
         ValueError: they don't mean one.
@@ -91,7 +91,7 @@ def plan(given: dict[str, Any], noise_multiplier: float | None = None) -> tuple[
 
 
 def facts(mechanism: Mechanism, spent: PrivacySpent) -> dict[str, Any]:
-    """What both commands tell a machine."""
+    """Return what both commands tell a machine."""
     return {
         **mechanism.to_dict(),
         "sample_rate": mechanism.sample_rate,
@@ -106,7 +106,7 @@ def facts(mechanism: Mechanism, spent: PrivacySpent) -> dict[str, Any]:
 
 
 def text(mechanism: Mechanism, spent: PrivacySpent) -> str:
-    """What both commands tell a person."""
+    """Return what both commands tell a person."""
     found = [
         f"{name} {figure(value)}"
         for name, value in (("exact", spent.exact), ("RDP", spent.rdp), ("PLD", spent.pld))

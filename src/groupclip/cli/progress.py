@@ -108,6 +108,6 @@ class Terminal:
 
 
 def _noisy(row: Mapping[str, Any]) -> str:
-    """The norm of the whole noisy gradient, for runs and moments in which nothing else may be shown."""
+    """Return the norm of the whole noisy gradient, for runs and moments in which nothing else may be shown."""
     norms = [norm for norm in row["noisy_gradient_norm"].values() if norm is not None]
     return f"noisy gradient norm {sum(n * n for n in norms) ** 0.5:.3g}"

@@ -37,7 +37,7 @@ def search_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def taken(given: dict[str, Any], accountant: str | None) -> dict[str, Any] | None:
-    """The search that is asked for, taken out of ``given``; None for a single run.
+    """Return the search that is asked for, taken out of ``given``; None for a single run.
 
     Raises:
         ValueError: an accountant other than RDP, on which the theorems rest.
@@ -53,12 +53,12 @@ def taken(given: dict[str, Any], accountant: str | None) -> dict[str, Any] | Non
 
 
 def calibrated(mechanism: Mechanism, search: dict[str, Any], epsilon: float, delta: float) -> Mechanism:
-    """With the noise for which the whole search spends ``epsilon``."""
+    """Calibrate the noise so that the whole search spends ``epsilon``."""
     return calibrate_search(mechanism, epsilon=epsilon, delta=delta, **search)
 
 
 def cost(mechanism: Mechanism, search: dict[str, Any], delta: float) -> PrivacySpent:
-    """Of the whole search."""
+    """Compute the cost of the whole search."""
     return search_cost(mechanism, delta=delta, **search)
 
 

@@ -13,7 +13,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopOnSignal:
-    """While entered, ``received`` is the number of the signal that came, or None."""
+    """Catches signals while entered; ``received`` is the number of the signal that came, or None."""
 
     def __init__(self) -> None:
         self.received: int | None = None

@@ -49,7 +49,7 @@ def task_options(command: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Chosen:
-    """What the options name, built."""
+    """Holds what the options name, built."""
 
     config: RunConfig
     task: Task
@@ -91,7 +91,7 @@ def built(settings: Mapping[str, Any]) -> Chosen:
 
 
 def cross_entropy(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
-    """``[B]``: the losses that ``train`` makes."""
+    """Return ``[B]``: the losses that ``train`` makes."""
     from torch.nn import functional as F
 
     return F.cross_entropy(model(inputs), labels, reduction="none")

@@ -233,7 +233,7 @@ _COMMON = ("task", "data", "task_options", "model", "model_options", "seed", "de
 
 
 def _free_folder(request: Mapping[str, Any]) -> Path:
-    """``runs/TASK-N`` with the first N that is free."""
+    """Return ``runs/TASK-N`` with the first N that is free."""
     task = str(request.get("task", "run")).partition(":")[0]
     name = f"{task}-not-private" if request.get("no_privacy") else task
     return next(path for n in itertools.count(1) if not (path := Path("runs") / f"{name}-{n}").exists())

@@ -39,7 +39,7 @@ _RANGE = 1e6  # thresholds stay within this factor of where they began: noise al
 
 @dataclass(frozen=True, kw_only=True)
 class Adaptive:
-    """Follow a quantile of the norms. Public facts, fixed before training.
+    """Follows a quantile of the norms. Its facts are public and fixed before training.
 
     Args:
         start: the first thresholds, as for fixed ones.
@@ -65,15 +65,15 @@ class Adaptive:
             raise ValueError(f"rate={self.rate!r} must be in (0, 10]")
 
     def gradient_multiplier(self, sigma: float) -> float:
-        """z: the noise multiplier of the gradients, of a plan whose whole is ``sigma``."""
+        """Return z, the noise multiplier of the gradients, for a plan whose whole is ``sigma``."""
         return sigma / math.sqrt(1 - self.share)
 
     def count_std(self, sigma: float, groups: int) -> float:
-        """sigma_b: the standard deviation of the noise on each of the counts."""
+        """Return sigma_b, the standard deviation of the noise on each of the counts."""
         return sigma * math.sqrt(groups) / (2 * math.sqrt(self.share))
 
     def release(self, sigma: float) -> dict[str, float]:
-        """What a privacy record lists: the counts together, and their noise multiplier."""
+        """Return what a privacy record lists: the counts together, and their noise multiplier."""
         return {RELEASE: sigma / math.sqrt(self.share)}
 
 
@@ -92,11 +92,11 @@ class Counts:
         self._counts = dict.fromkeys(thresholds, 0.0)
 
     def saw(self, group: str, norms: Tensor) -> None:
-        """Norms ``[B]`` of one micro-batch of the group's per-sample gradients."""
+        """Take the norms ``[B]`` of one micro-batch of the group's per-sample gradients."""
         self._counts[group] += float(centred(norms, self.thresholds[group]).sum())
 
     def now(self) -> dict[str, float]:
-        """The counts so far. Secret."""
+        """Return the counts so far. Secret."""
         return dict(self._counts)
 
     def back_to(self, counts: Mapping[str, float]) -> None:
@@ -108,7 +108,7 @@ class Counts:
         self.back_to(dict.fromkeys(self._counts, 0.0))
 
     def release(self, noise: NoiseSource, sigma: float, expected_batch_size: float) -> dict[str, float]:
-        """The thresholds of the next step. Adds the noise, so the released counts are private; call it once a step."""
+        """Return the thresholds of the next step. Adds the noise, so the released counts are private; call it once a step."""
         noisy = torch.tensor(list(self._counts.values()), dtype=torch.float64)
         self.discard()
         noise.add_(noisy, self.facts.count_std(sigma, len(noisy)))
@@ -134,5 +134,5 @@ def centred(norms: Tensor, threshold: float) -> Tensor:
 
 
 def updated(threshold: float, fraction: float, facts: Adaptive) -> float:
-    """The geometric update; the exponent is bounded, for a noisy fraction may lie far outside [0, 1]."""
+    """Return the geometric update; the exponent is bounded, for a noisy fraction may lie far outside [0, 1]."""
     return threshold * math.exp(-facts.rate * min(max(fraction - facts.quantile, -10.0), 10.0))

@@ -18,7 +18,7 @@ from .adaptive import Adaptive, Counts
 
 
 class GroupNoise:
-    """Of one run.
+    """Knows the thresholds of one run, and how much noise each group needs.
 
     Args:
         thresholds: fixed ones, or :class:`Adaptive`.
@@ -82,12 +82,12 @@ class GroupNoise:
         return self._counts is not None
 
     def saw(self, group: str, norms: Tensor) -> None:
-        """Norms ``[B]`` of a group's per-sample gradients in one backward pass. Secret until :meth:`advance`."""
+        """Take the norms ``[B]`` of a group's per-sample gradients in one backward pass. They are secret until :meth:`advance`."""
         if self._counts:
             self._counts.saw(group, norms)
 
     def counted(self) -> dict[str, float]:
-        """What :meth:`recount` goes back to when a backward pass fails: its samples may come again. Secret."""
+        """Return what :meth:`recount` goes back to when a backward pass fails: its samples may come again. Secret."""
         return self._counts.now() if self._counts else {}
 
     def recount(self, counted: Mapping[str, float]) -> None:

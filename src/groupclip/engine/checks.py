@@ -20,14 +20,14 @@ from ..walk import modules_of
 
 
 def refuse_batch_statistics(module: nn.Module, _: Any) -> None:
-    """Forward pre-hook on normalisation layers: they may be put in training mode after attach."""
+    """Refuse, as a forward pre-hook, normalisation layers that were put in training mode after attach."""
     problem = statistics_problem(module)
     if problem is not None and torch.is_grad_enabled():
         raise PrivacyViolation(f"{type(module).__name__}: {problem}")
 
 
 def statistics_problem(module: nn.Module) -> str | None:
-    """Why a layer that keeps statistics of the data can't train privately as it is; None if it can."""
+    """Say why a layer that keeps statistics of the data can't train privately as it is; None if it can."""
     if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
         return BATCH_STATISTICS
     if isinstance(module, _InstanceNorm) and module.training and module.track_running_stats:
@@ -104,7 +104,7 @@ def _check_parameter(name: str, param: nn.Parameter) -> None:
 def check_optimizer(
     optimizer: Optimizer, named: Mapping[str, nn.Parameter], frozen: Collection[nn.Parameter] = ()
 ) -> None:
-    """Whether the optimizer moves the private parameters, and nothing else.
+    """Check that the optimizer moves the private parameters and nothing else.
 
     Args:
         optimizer: the optimizer.
@@ -146,7 +146,7 @@ def check_optimizer(
 
 
 def check_losses(losses: Tensor, batch: int, shapes: Sequence[tuple[int, ...]] = ()) -> None:
-    """One loss for each of ``batch`` samples, with gradients recorded.
+    """Check that there is one loss for each of ``batch`` samples, with gradients recorded.
 
     Args:
         losses: per sample.
@@ -185,7 +185,7 @@ def check_losses(losses: Tensor, batch: int, shapes: Sequence[tuple[int, ...]] =
 
 
 def _source(shapes: Sequence[tuple[int, ...]]) -> str:
-    """Where the number of samples was read."""
+    """Return where the number of samples was read."""
     if not shapes:
         return ""
     others = ", ".join(map(str, shapes[1:4])) + (" .." if len(shapes) > 4 else "")
@@ -193,7 +193,7 @@ def _source(shapes: Sequence[tuple[int, ...]]) -> str:
 
 
 def where_read(batch: int, shapes: Sequence[tuple[int, ...]]) -> str:
-    """Where the number of samples was read, and what to do if it shouldn't have been."""
+    """Return where the number of samples was read, and what to do if it shouldn't have been."""
     return _source(shapes) + (_OTHERS if _differ(batch, shapes) else "")
 
 
@@ -204,12 +204,12 @@ _OTHERS = (
 
 
 def _differ(batch: int, shapes: Sequence[tuple[int, ...]]) -> bool:
-    """Whether the first tensor may not have been the batch."""
+    """Return whether the first tensor may not have been the batch."""
     return any(shape[0] not in (batch, 1) for shape in shapes)
 
 
 def _hint(losses: int, batch: int, shapes: Sequence[tuple[int, ...]]) -> str:
-    """What to do about so many losses. Nothing that would make one sample of several: those of one batch are alike in length."""
+    """Say what to do about so many losses. No advice makes one sample of several: those of one batch are alike in length."""
     source = _source(shapes)
     if _differ(batch, shapes):
         return source + _OTHERS
@@ -230,7 +230,7 @@ def _hint(losses: int, batch: int, shapes: Sequence[tuple[int, ...]]) -> str:
 
 
 def check_loss_scale(scale: float, dtype: torch.dtype) -> None:
-    """A positive number that losses of that dtype can be multiplied by.
+    """Check for a positive number that losses of that dtype can be multiplied by.
 
     Raises:
         TypeError, ValueError: anything else.

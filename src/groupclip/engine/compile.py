@@ -14,7 +14,7 @@ from .step import PrivateStep
 
 @functools.cache
 def keep_uncompiled() -> None:
-    """A call of an attached model that records gradients runs as plain Python, compiled or not: samples run side by side in it.
+    """Run calls of an attached model that record gradients as plain Python, compiled or not: samples run side by side in them.
 
     Evaluation under ``torch.no_grad()`` is compiled as ever. It is told here and not where the functions are defined, because
     asking loads the compiler, which takes a second (so does making any optimizer).

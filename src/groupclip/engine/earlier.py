@@ -43,11 +43,11 @@ class EarlierTraining:
     number: int = 0
 
     def epsilon(self, delta: float) -> float | None:
-        """What they spent at ``delta``; None where nothing is claimed."""
+        """Return what they spent at ``delta``; None where nothing is claimed."""
         return None if self.obstacle else self.mechanism.spent(delta=delta, steps=self.steps).epsilon
 
     def carried_by(self, ledger: Ledger) -> bool:
-        """Whether a ledger that loaded a saved state counts these steps itself."""
+        """Return whether a ledger that loaded a saved state counts these steps itself."""
         return self.mechanism == ledger.mechanism and self.steps <= ledger.steps
 
     def to_dict(self) -> dict[str, Any]:
@@ -86,12 +86,12 @@ class Training:
             _under_way.add(self)
 
     def loaded(self, saved: Iterable[Mapping[str, Any]]) -> None:
-        """A state was loaded: what its ledger counts is no longer of another engine."""
+        """Take over a loaded state: what its ledger counts is no longer of another engine."""
         known = [*self.before, *map(EarlierTraining.from_dict, saved)]
         self.before = tuple(e for e in known if not e.carried_by(self._ledger))
 
     def told(self) -> tuple[EarlierTraining, ...]:
-        """What the next engine on these weights is told."""
+        """Return what the next engine on these weights is told."""
         if not self._ledger.steps:
             return self.before
         own = EarlierTraining(
@@ -103,11 +103,11 @@ class Training:
         return (*self.before, own)
 
     def holds(self, contents: Mapping[str, Any]) -> bool:
-        """Whether a parameter holds what one of ``contents`` is made of."""
+        """Return whether a parameter holds what one of ``contents`` is made of."""
         return any(key in contents for key in map(_content, _weights(s.param for s in self._slots)) if key)
 
     def end(self) -> None:
-        """The engine is detached: remember it by the parameters and by what they hold."""
+        """Remember the detached engine by its parameters and by what they hold."""
         told = self.told()
         with _lock:
             _under_way.discard(self)
@@ -121,7 +121,7 @@ class Training:
 
 
 def earlier_trainings(params: Iterable[nn.Parameter]) -> tuple[EarlierTraining, ...]:
-    """What is known to this process of trainings of these weights, the latest last."""
+    """Return what is known to this process of trainings of these weights, the latest last."""
     params = list(params)
     contents = {key: None for key in map(_content, _weights(params)) if key}
     with _lock:
@@ -140,7 +140,7 @@ def _weights(params: Iterable[Tensor]) -> list[Tensor]:
 
 
 def _content(weight: Tensor) -> str:
-    """A name for what a weight holds; empty for what many hold: one number, or all alike (biases before training)."""
+    """Return a name for what a weight holds; empty for what many hold: one number, or all alike (biases before training)."""
     if weight.is_meta or weight.numel() < 2:
         return ""
     values = some_of(weight)

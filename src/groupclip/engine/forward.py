@@ -40,14 +40,14 @@ class Forward:
         self._roles, self._arrangement = Roles(), Arrangement(self._probe)
 
     def call(self, module: nn.Module, inner: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call of the model, or of a copy that carries its entrance; ``inner`` is what it would have been without the engine."""
+        """Call the model, or a copy that carries its entrance; ``inner`` is the call that it would have been without the engine."""
         if not torch.is_grad_enabled() or self._tape.inside_here:
             return inner(*args, **kwargs)
         check_caller(module)
         return self.record(inner, args, kwargs)
 
     def record(self, inner: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The same, of a call that records gradients."""
+        """Make a call that records gradients."""
         self._show_private()  # also after a step that failed half-way
         check_caller(self._model)
         check_coverage(self._model)
@@ -64,7 +64,7 @@ class Forward:
                 raise UnsupportedOperation(f"{error}{where_read(inputs.batch, self._tape.shapes)}") from None
 
     def per_sample(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """A call of any function of the samples."""
+        """Call any function of the samples."""
         self._show_private()
         tensors = [t for t in tensors_in(args) if t.dim() > 0]
         lengths = sorted({t.shape[0] for t in tensors})
@@ -122,7 +122,7 @@ def _undone(model: nn.Module) -> Iterator[None]:
 
 
 def shapes_of(inputs: Any) -> tuple[tuple[int, ...], ...]:
-    """Of the tensors that may hold samples."""
+    """Read the shapes of the tensors that may hold samples."""
     return tuple(tuple(t.shape) for t in tensors_in(inputs) if t.dim() > 0)
 
 
@@ -145,7 +145,7 @@ class Entrance:
         return inner(*args, **kwargs) if forward is None else forward.call(module, inner, args, kwargs)
 
     def _called(self) -> nn.Module:
-        """The module whose call this is: replicas and shallow copies carry all that the model does, this too."""
+        """Return the module whose call this is: replicas and shallow copies carry all that the model does, this too."""
         frame = None if torch.compiler.is_compiling() else sys._getframe(2)  # compilers know of no frames
         while frame is not None:
             if frame.f_code is _CALL:

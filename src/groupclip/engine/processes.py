@@ -8,7 +8,7 @@ from ..errors import PrivacyViolation
 
 
 def check_alone() -> None:
-    """Whether this process trains alone: no process group, or one of a single process.
+    """Check that this process trains alone: no process group, or one of a single process.
 
     Raises:
         PrivacyViolation: several processes. Each would add noise of its own to a sum that they share, and draw batches of its
@@ -20,7 +20,7 @@ def check_alone() -> None:
     count = distributed.get_world_size()
     if count > 1:
         raise PrivacyViolation(
-            f"torch.distributed has {count} processes, and each would add noise of its own to the common sum and draw batches of "
-            f"its own: {count} noisy sums a step, of which the plan counts one. Train on one process (no init_process_group, or "
+            f"torch.distributed has {count} processes, and each would draw batches and add noise to the common sum: "
+            f"{count} noisy sums a step, of which the plan counts one. Train on one process (no init_process_group, or "
             "world_size=1); clipping alone, with mechanism=None, works on several"
         )

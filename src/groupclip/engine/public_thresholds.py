@@ -19,7 +19,7 @@ def public_thresholds(
     *,
     quantile: float = 0.5,
 ) -> dict[str, float]:
-    """R_m of every group: a quantile of its per-sample gradient norms on public data, at the model's present weights.
+    """Choose R_m of every group: a quantile of its per-sample gradient norms on public data, at the model's present weights.
 
     Args:
         model: not attached; is left as it was.

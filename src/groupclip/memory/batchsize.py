@@ -16,7 +16,7 @@ def largest_batch(
     model: nn.Module, example_batch: Any, *, memory: str | int, groups: int | None = None, optimizer: Optimizer | None = None,
     loss: Loss = default_loss,
 ) -> Plan:  # fmt: skip
-    """The plan with the most samples that fits; ``plan.samples`` says how many.
+    """Return the plan with the most samples that fits; ``plan.samples`` says how many.
 
     The peak is nearly affine in B, so a few plans show where it meets the budget; one sample more is known not to fit.
 
@@ -55,7 +55,7 @@ def largest_batch(
 
 
 def _next(fits: int, fails: int, peaks: dict[int, int], budget: int) -> int:
-    """Where to look next: where the line through the last two peaks meets the budget, kept inside what is open."""
+    """Return where to look next: where the line through the last two peaks meets the budget, kept inside what is open."""
     guess = 2 * fits if fits and not fails else (fits + fails) // 2
     if len(peaks) > 1:
         (one, low), (two, high) = list(peaks.items())[-2:]

@@ -16,7 +16,7 @@ _NO_NUMBERS = re.compile(r"\bmeta\b|unallocated storage|not allocated yet")
 
 
 def needs(what: str) -> str:
-    """A pass came to where it needs what it hasn't."""
+    """Explain an error of a pass that needs a number which it hasn't."""
     return _words(_place(_callers()), what)
 
 
@@ -35,13 +35,13 @@ def _callers() -> Iterator[FrameType]:
 
 
 def asking_module() -> str:
-    """The name of the module, not of groupclip, whose code is running."""
+    """Return the name of the module, not of groupclip, whose code is running."""
     names = (str(frame.f_globals.get("__name__", "")) for frame in _callers())
     return next((name for name in names if not name.startswith("groupclip.")), "")
 
 
 def _place(frames: Iterable[FrameType]) -> str:
-    """Of frames, the innermost first: where the code that isn't torch's or ours stands."""
+    """Find, in frames with the innermost first, the line of code that isn't torch's or ours."""
     for frame in frames:
         name = str(frame.f_globals.get("__name__", ""))
         ours = name.partition(".")[0] in ("torch", "contextlib", "groupclip")
@@ -52,7 +52,7 @@ def _place(frames: Iterable[FrameType]) -> str:
 
 @contextmanager
 def without_numbers() -> Iterator[None]:
-    """Inside is a pass without numbers: errors of torch are told as what they are there.
+    """Explain torch's errors inside as those of a pass without numbers.
 
     Raises:
         UnsupportedOperation: something looked for numbers, or has no implementation without.

@@ -15,7 +15,7 @@ META = torch.device("meta")
 
 
 def blank(tensor: Tensor, batch: tuple[int, int] | None = None) -> Tensor:
-    """A meta tensor of the same shape, strides and dtype; ``batch = (B, N)``: with N samples in place of B."""
+    """Return a meta tensor of the same shape, strides and dtype; ``batch = (B, N)``: with N samples in place of B."""
     with torch._C.DisableTorchFunctionSubclass():
         if batch is not None and tensor.dim() > 0 and tensor.shape[0] == batch[0]:
             return torch.empty((batch[1], *tensor.shape[1:]), dtype=tensor.dtype, device=META)
@@ -23,7 +23,7 @@ def blank(tensor: Tensor, batch: tuple[int, int] | None = None) -> Tensor:
 
 
 def blank_model(model: nn.Module) -> nn.Module:
-    """A copy of the model whose parameters and buffers have no memory; modes and what is frozen are kept.
+    """Return a copy of the model whose parameters and buffers have no memory; modes and what is frozen are kept.
 
     Raises:
         ValueError: the model is attached.
@@ -39,7 +39,7 @@ def blank_model(model: nn.Module) -> nn.Module:
 
 
 def example(tensor: Tensor, batch: tuple[int, int]) -> Tensor:
-    """Numbers for a row of integers of an example batch, such as lengths or labels: ``batch = (B, N)``, N samples like those B.
+    """Make numbers for a row of integers of an example batch (lengths, labels); ``batch = (B, N)``: N samples like those B.
 
     Their order stays, so that lengths that were sorted are. Other tensors are blank.
     """

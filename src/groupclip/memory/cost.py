@@ -56,7 +56,7 @@ class LayerCost:
 
 
 def layer_costs(layers: Sequence[Layer], machine: Machine) -> tuple[LayerCost, ...]:
-    """The costs of traced layers, with every norm method that differs for them."""
+    """Return the costs of traced layers, with every norm method that differs for them."""
     return tuple(LayerCost(layer.name, layer.gradient, _options(layer, machine)) for layer in layers)
 
 
@@ -95,7 +95,7 @@ def _closing(chosen: Sequence[tuple[int, Booking, bool]]) -> int:
 
 
 def group_peak(layers: Sequence[LayerCost], chosen: Sequence[int], start: int, end: int) -> int:
-    """Peak bytes while the group of the layers ``start..end`` is booked and clipped; option ``chosen[i]`` of layer i.
+    """Return peak bytes while the group of the layers ``start..end`` is booked and clipped; option ``chosen[i]`` of layer i.
 
     Gradients of the layers above are there; what the group has booked is held until its gate closes, which forms the
     clipped sums from the bottom layer up and frees what was booked for each.

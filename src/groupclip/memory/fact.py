@@ -34,13 +34,13 @@ class Fact:
         return list(accumulate(x.positions * x.outputs for x in self.layers))
 
     def peak(self, starts: Sequence[int]) -> int:
-        """The maximum memory peak of groups that begin (at the bottom) with these layers."""
+        """Return the maximum memory peak of groups that begin (at the bottom) with these layers."""
         a, p = self.inputs, [0, *self.outputs]
         ends = [*(s - 1 for s in starts[1:]), len(self.layers) - 1]
         return max(a[e] + p[e + 1] - p[s] for s, e in zip(starts, ends, strict=True))
 
     def plan(self, groups: int) -> tuple[Starts, int]:
-        """The partition into at most ``groups`` groups with the least maximum peak: bisection, with a greedy sweep.
+        """Return the partition into at most ``groups`` groups with the least maximum peak: bisection, with a greedy sweep.
 
         The cost rises as a group grows at either end, so for a bound the sweep from the top that takes all it can uses
         the fewest groups; costs are whole numbers, so bisection ends at the optimum itself.
@@ -58,7 +58,7 @@ class Fact:
         return starts, high
 
     def sweep(self, bound: int) -> Starts | None:
-        """The fewest groups whose peaks are at most ``bound``; None if one layer alone exceeds it."""
+        """Return the fewest groups whose peaks are at most ``bound``; None if one layer alone exceeds it."""
         a, p = self.inputs, [0, *self.outputs]
         starts: list[int] = []
         end = len(self.layers) - 1

@@ -13,7 +13,7 @@ _POINTS = 2000  # of a curve that are drawn, the highest of each stretch
 def draw_curves(
     path: Path, predicted: Mapping[str, Sequence[int]], measured: Mapping[str, Sequence[int]] | None = None, title: str = ""
 ) -> None:  # fmt: skip
-    """Live bytes over a pass: lines as predicted, dots as measured. The names of ``measured`` are among the predicted."""
+    """Draw live bytes over a pass: lines as predicted, dots as measured. The names of ``measured`` are among the predicted."""
     with drawing(1, height=3.6) as (figure, (axes,)):
         for place, (name, levels) in enumerate(predicted.items()):
             colour = GREY if place == 0 else COLOURS[(place - 1) % len(COLOURS)]
@@ -29,7 +29,7 @@ def draw_curves(
 
 
 def draw_lines(path: Path, lines: Mapping[str, Curve], title: str, xlabel: str) -> None:
-    """Bytes against a number: peak memory against the number of groups, or against a boundary."""
+    """Draw bytes against a number: peak memory against the number of groups, or against a boundary."""
     with drawing(1, height=3.2) as (figure, (axes,)):
         for place, (name, line) in enumerate(lines.items()):
             axes.plot(
@@ -44,7 +44,7 @@ def draw_lines(path: Path, lines: Mapping[str, Curve], title: str, xlabel: str) 
 def draw_trade(
     path: Path, peaks: Mapping[str, Curve], throughputs: Mapping[str, Curve], plain: int, title: str
 ) -> None:  # fmt: skip
-    """Peak bytes beside throughput over that of plain training, both against the number of groups.
+    """Draw peak bytes beside throughput over that of plain training, both against the number of groups.
 
     Args:
         peaks, throughputs: name of a style -> (number of groups, bytes) and (number of groups, ratio).

@@ -34,26 +34,26 @@ READ: dict[Any, int] = {aten._pack_padded_sequence: 1, aten._pack_padded_sequenc
 
 
 def small(x: Tensor) -> bool:
-    """Whether it is of a kind and size that keeps its numbers."""
+    """Return whether it is of a kind and size that keeps its numbers."""
     return not x.is_floating_point() and not x.is_complex() and x.numel() <= _MOST
 
 
 class Integers:
-    """Which tensors have numbers that can be told."""
+    """Knows which tensors have numbers that can be told."""
 
     def __init__(self) -> None:
         self._spoilt: set[int] = set()  # storages into which something without numbers was written
 
     def known(self, x: Tensor) -> bool:
-        """Whether its numbers can be told."""
+        """Return whether its numbers can be told."""
         return small(x) and self.readable(x)
 
     def readable(self, x: Tensor) -> bool:
-        """Whether it has numbers of any kind, and those it has are right."""
+        """Return whether it has numbers of any kind, and those it has are right."""
         return x.is_cpu and x.untyped_storage()._cdata not in self._spoilt
 
     def computable(self, func: Any, operands: list[Tensor]) -> bool:
-        """Whether an operation on these can be run on numbers: all are known, and no random number is drawn."""
+        """Return whether an operation on these can be run on numbers: all are known, and no random number is drawn."""
         return (
             len(operands) > 0
             and all(map(self.known, operands))
@@ -62,7 +62,7 @@ class Integers:
         )
 
     def made(self, func: Any, args: Any, kwargs: dict[str, Any], like: Any) -> Tensor | None:
-        """What a factory makes, with its numbers; None if it isn't small or no integers.
+        """Return what a factory makes, with its numbers; None if it isn't small or no integers.
 
         Args:
             func, args, kwargs: the operation.
@@ -77,7 +77,7 @@ class Integers:
         return func(*args, **{**kwargs, "device": CPU})
 
     def spoil(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        """An operation is about to write something without numbers into what it changes."""
+        """Spoil a row: an operation is about to write something without numbers into it."""
         given = [*zip(func._schema.arguments, args, strict=False)]
         given += [(a, kwargs[a.name]) for a in func._schema.arguments if a.name in kwargs]
         for argument, value in given:

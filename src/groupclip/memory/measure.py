@@ -48,7 +48,7 @@ def measure(model: nn.Module, batch: Any, groups: Partition | str | None = None,
 
 
 def allocator_peak(run: Callable[[], object]) -> int:
-    """Most bytes that CUDA's allocator had given out while ``run`` ran, above those before it.
+    """Return the most bytes that CUDA's allocator had given out while ``run`` ran, above those before it.
 
     The allocator rounds every block up to 512 bytes, and kernels' workspaces count: a little more than live bytes.
 
@@ -66,7 +66,7 @@ def allocator_peak(run: Callable[[], object]) -> int:
 
 
 def allocator_curve(run: Callable[[], object]) -> tuple[int, ...]:
-    """Bytes given out by CUDA's allocator after each allocation and release in ``run``, from its recorded history.
+    """Return bytes given out by CUDA's allocator after each allocation and release in ``run``, from its recorded history.
 
     Raises:
         RuntimeError: there is no CUDA device.

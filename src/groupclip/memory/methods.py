@@ -39,28 +39,28 @@ class _Label:
 
 @dataclass(frozen=True, eq=False)
 class Intervals:
-    """For each group s..e of layers: the least cost (``inf`` if the bound can't be kept), and the choices that reach it."""
+    """Holds for each group s..e of layers the least cost (``inf`` if the bound can't be kept), and the choices that reach it."""
 
     cost: np.ndarray
     _best: dict[tuple[int, int], _Label]
 
     def choices(self, start: int, end: int) -> tuple[int, ...]:
-        """The option of each layer of the group."""
+        """Return the option of each layer of the group."""
         return self._best[start, end].choices()
 
 
 def least_bytes(layers: Sequence[LayerCost]) -> Intervals:
-    """For each group the least peak, over all choices of methods."""
+    """Return for each group the least peak over all choices of methods."""
     return _intervals(layers, math.inf)
 
 
 def least_seconds(layers: Sequence[LayerCost], bound: float) -> Intervals:
-    """For each group the least time of all choices whose peak is at most ``bound``."""
+    """Return for each group the least time of all choices whose peak is at most ``bound``."""
     return _intervals(layers, bound)
 
 
 def fastest(layers: Sequence[LayerCost], starts: Sequence[int], bound: float) -> tuple[int, ...]:
-    """The options of all layers with the least time, in given groups, each with a peak of at most ``bound``.
+    """Return the options of all layers with the least time, in given groups, each with a peak of at most ``bound``.
 
     Raises:
         ValueError: a group can't keep the bound.
@@ -95,7 +95,7 @@ def _intervals(layers: Sequence[LayerCost], bound: float) -> Intervals:
 def _grown(
     layers: Sequence[LayerCost], start: int, bound: float, by_time: bool, to_come: Sequence[frozenset[int]]
 ) -> Iterator[tuple[int, list[tuple[_Label, int]]]]:
-    """For each end, labels of the group ``start..end`` with their peak if it ends there; those within the bound."""
+    """Yield for each end the labels of the group ``start..end`` within the bound, with their peak if the group ends there."""
     labels: list[_Label | None] = [None]
     for end in range(start, len(layers)):
         layer, grown, ending = layers[end], [], []
@@ -124,7 +124,7 @@ def _grown(
 
 
 def _to_come(layers: Sequence[LayerCost]) -> list[frozenset[int]]:
-    """For each layer, the shared storages of the layers after it."""
+    """Return for each layer the shared storages of the layers after it."""
     after: list[frozenset[int]] = []
     later: frozenset[int] = frozenset()
     for layer in reversed(layers):
@@ -134,7 +134,7 @@ def _to_come(layers: Sequence[LayerCost]) -> list[frozenset[int]]:
 
 
 def _by_seen(labels: list[_Label]) -> Iterator[list[_Label]]:
-    """Labels that hold the same of what is still to be shared: only these can be told better and worse."""
+    """Yield labels that hold the same of what is still to be shared: only these can be told better and worse."""
     found: dict[frozenset[int], list[_Label]] = {}
     for label in labels:
         found.setdefault(label.seen, []).append(label)
@@ -142,7 +142,7 @@ def _by_seen(labels: list[_Label]) -> Iterator[list[_Label]]:
 
 
 def _unbeaten(labels: list[_Label], by_time: bool) -> list[_Label]:
-    """Labels that no other one beats; at most :data:`MOST_LABELS`."""
+    """Return labels that no other one beats; at most :data:`MOST_LABELS`."""
     if len(labels) == 1:
         return labels
     labels.sort(key=lambda x: (x.held, x.closing, x.seconds if by_time else x.peak))

@@ -97,7 +97,7 @@ class Sketched:
         return _curve(live, batch)
 
     def trace(self) -> list[Layer]:
-        """What every layer needs, from the top of the network down."""
+        """Return what every layer needs, from the top of the network down."""
         with sketching(self.device):
             groups = partition(self.model, "layer-wise")
             groups = groups.with_methods({name: "gram" for group in groups for name in groups[group]})
@@ -130,7 +130,7 @@ def _curve(live: Live, batch: Any) -> Curve:
 
 
 def optimizer_bytes(model: nn.Module, optimizer: Optimizer | None) -> tuple[int, int]:
-    """Bytes of the optimizer's state, and the most that noise and the optimizer's step hold beside it, gradients included.
+    """Return bytes of the optimizer's state, and the most that noise and the optimizer's step hold beside it, gradients included.
 
     The state is that after a first step, whether one was made or not.
     """

@@ -29,7 +29,7 @@ _TRIES = 6
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What :func:`plan` found.
+    """Holds what :func:`plan` found.
 
     Attributes:
         partition: the groups; it remembers the norm methods, and ``attach`` uses them.
@@ -57,7 +57,7 @@ class Plan:
     plain_curve: Curve
 
     def table(self) -> str:
-        """For people: one row a group, with the cost model's estimate of its peak, then the totals of the sketched step."""
+        """Write for people one row a group, with the cost model's estimate of its peak, then the totals of the sketched step."""
         rows = [("group", "layers from", "to", "coordinates", "estimate")]
         for name, members in self.partition.groups:
             size = f"{self.partition.sizes[name]:,}"
@@ -84,7 +84,7 @@ class Plan:
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON; curves left out."""
+        """Return plain values, for JSON; curves left out."""
         return {
             "samples": self.samples,
             "static_bytes": self.static,
@@ -150,7 +150,7 @@ def plan(
 
 
 def planned(model: nn.Module, style: str, example_batch: Any, optimizer: Optimizer | None = None) -> Partition:
-    """The partition of a clipping style ``planned:4`` (at most so many groups) or ``planned:12GB`` (the whole device).
+    """Return the partition of a clipping style ``planned:4`` (at most so many groups) or ``planned:12GB`` (the whole device).
 
     Raises:
         ValueError: the style can't be read, or nothing fits; see :func:`plan`.
@@ -187,7 +187,7 @@ class Planner:
         self._bytes: Intervals | None = None
 
     def least(self, groups: int | None = None) -> Plan:
-        """The least peak with at most so many groups (as many as layers by default)."""
+        """Return the least peak with at most so many groups (as many as layers by default)."""
         style = f"planned:{len(self.layers) if groups is None else groups}"
         table = self._least_bytes()
         starts, peak = least_peak(table.cost, groups or len(self.layers))
@@ -196,7 +196,7 @@ class Planner:
         return self._plan(starts, quick, style, None)
 
     def within(self, memory: int, groups: int | None = None) -> Plan:
-        """The fewest groups (at most ``groups``) that fit, and of such plans the fastest."""
+        """Return the fewest groups (at most ``groups``) that fit, and of such plans the fastest."""
         least = self.least(groups)
         if least.predicted_peak <= memory:
             room = memory - self.static - self._batch_bytes
@@ -221,7 +221,7 @@ class Planner:
         )
 
     def _fastest(self, bound: float, groups: int | None, memory: int) -> Plan | None:
-        """With the fewest groups that the cost model fits in ``bound``; None if that is more than ``groups``."""
+        """Plan the fewest groups that the cost model fits in ``bound``; None if that is more than ``groups``."""
         starts = fewest_groups(self._least_bytes().cost, bound)
         if starts is None or (groups is not None and len(starts) > groups):
             return None
@@ -263,7 +263,7 @@ class Planner:
         )
 
     def partition(self, starts: Starts, choices: Sequence[int], style: str) -> tuple[Partition, dict[str, str]]:
-        """Groups of layers (from the top down) as a :class:`Partition`, and the methods of the layers."""
+        """Return groups of layers (from the top down) as a :class:`Partition`, and the methods of the layers."""
         place: dict[str, int] = {}
         for i, layer in enumerate(self.layers):
             place[layer.name] = len(starts) - 1 - (sum(i >= s for s in starts) - 1)  # group 0 is the lowest

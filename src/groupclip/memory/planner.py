@@ -18,7 +18,7 @@ Starts = tuple[int, ...]
 
 
 def least_peak(cost: np.ndarray, groups: int) -> tuple[Starts, float]:
-    """The partition into AT MOST ``groups`` contiguous groups with the least greatest cost, and that cost.
+    """Return the partition into AT MOST ``groups`` contiguous groups with the least greatest cost, and that cost.
 
     Of equally good ones, one with the fewest groups. O(n^2 groups).
 
@@ -48,12 +48,12 @@ def least_peak(cost: np.ndarray, groups: int) -> tuple[Starts, float]:
 
 
 def fewest_groups(cost: np.ndarray, bound: float) -> Starts | None:
-    """The partition into the fewest groups of cost at most ``bound``; None if there is none."""
+    """Return the partition into the fewest groups of cost at most ``bound``; None if there is none."""
     return least_sum(np.where(cost <= bound, 1.0, math.inf), len(cost))
 
 
 def least_sum(cost: np.ndarray, groups: int) -> Starts | None:
-    """The partition into at most ``groups`` groups with the least sum of costs; None if every one is infinite.
+    """Return the partition into at most ``groups`` groups with the least sum of costs; None if every one is infinite.
 
     Of equally good ones, one with the fewest groups.
     """
@@ -79,13 +79,13 @@ def least_sum(cost: np.ndarray, groups: int) -> Starts | None:
 
 
 def greatest(cost: np.ndarray, starts: Starts) -> float:
-    """The greatest cost of the groups of a partition."""
+    """Return the greatest cost of the groups of a partition."""
     ends = [*(s - 1 for s in starts[1:]), len(cost) - 1]
     return float(max(cost[s, e] for s, e in zip(starts, ends, strict=True)))
 
 
 def bell(n: int) -> int:
-    """How many groupings of n layers there are: the Bell number, by Bell's triangle (Bell 1938)."""
+    """Return how many groupings of n layers there are: the Bell number, by Bell's triangle (Bell 1938)."""
     row = [1]
     for _ in range(n):
         following = [row[-1]]

@@ -18,7 +18,7 @@ _UNITS = {
 
 
 def parse_bytes(text: str | int) -> int:
-    """``"12GB"`` (10^9 bytes), ``"12GiB"`` (2^30), ``"500 MB"``, or a number of bytes.
+    """Read ``"12GB"`` (10^9 bytes), ``"12GiB"`` (2^30), ``"500 MB"``, or a number of bytes.
 
     Raises:
         ValueError: none of these, or not positive.
@@ -36,7 +36,7 @@ def parse_bytes(text: str | int) -> int:
 
 
 def show_bytes(size: float) -> str:
-    """In the largest unit (10^3, 10^6, 10^9 bytes) that leaves a number above one."""
+    """Write bytes in the largest unit (10^3, 10^6, 10^9 bytes) that leaves a number above one."""
     for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if size >= scale:
             return f"{size / scale:.2f} {unit}"

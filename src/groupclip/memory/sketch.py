@@ -117,12 +117,12 @@ class _Answers(TorchDispatchMode):
 
 
 def _is_number(x: Tensor) -> bool:
-    """A real scalar, which may meet tensors of any device. One of integers may be an index, which mayn't."""
+    """Return a real scalar, which may meet tensors of any device. One of integers may be an index, which mayn't."""
     return x.dim() == 0 and x.is_floating_point()
 
 
 def _key(func: Any, args: Any, kwargs: Any) -> Any:
-    """What the shapes of the outputs depend on; None for an operation that returns its operands or views of them."""
+    """Return what the shapes of the outputs depend on; None for an operation that returns its operands or views of them."""
     if func not in _ALIASING:
         schema = func._schema
         _ALIASING[func] = func.namespace != "aten" or any(
@@ -223,7 +223,7 @@ class _Pretence(TorchFunctionMode):
         self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
         is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
     ) -> Tensor:  # fmt: skip
-        """The kernel that torch would take on the device: what it saves differs by a T x T matrix."""
+        """Return the kernel that torch would take on the device: what it saves differs by a T x T matrix."""
         grown = (query, key, value, attn_mask)
         choice = _fused_choice(self._device, grown, dropout_p, is_causal, scale, enable_gqa)
         if choice != _FLASH or self._device.type != "cpu":
@@ -260,7 +260,7 @@ def _backward(
     tensor: Tensor, gradient: Tensor | None = None, retain_graph: bool | None = None, create_graph: bool = False,
     inputs: Any = None,
 ) -> None:  # fmt: skip
-    """As ``Tensor.backward``, without the part that leaves the mode."""
+    """Do what ``Tensor.backward`` does, without the part that leaves the mode."""
     if inputs is not None or create_graph:
         raise UnsupportedOperation("a plan follows plain backward passes only: without inputs= and create_graph=")
     start = torch.ones_like(tensor) if gradient is None else gradient
@@ -281,13 +281,13 @@ def _lowered(value: Any, dtype: torch.dtype) -> Any:
 
 
 def answering() -> TorchDispatchMode:
-    """Inside, operations on blank tensors run without numbers; real scalars stay real."""
+    """Run operations on blank tensors, inside, without numbers; real scalars stay real."""
     return _Answers(Integers())
 
 
 @contextmanager
 def sketching(device: torch.device) -> Iterator[None]:
-    """Inside, operations on blank tensors run as they would on ``device``, without numbers."""
+    """Run operations on blank tensors, inside, as they would run on ``device``, without numbers."""
     with without_numbers(), ExitStack() as stack:
         stack.enter_context(torch.device(META))
         integers = Integers()

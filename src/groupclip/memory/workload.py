@@ -29,12 +29,12 @@ def number_of_samples(batch: Any) -> int:
 
 
 def batch_bytes(batch: Any) -> int:
-    """Bytes of the tensors of a batch."""
+    """Return bytes of the tensors of a batch."""
     return sum(t.numel() * t.element_size() for t in tensors_in(batch))
 
 
 def default_loss(model: nn.Module, batch: Any) -> Tensor:
-    """Cross-entropy over the last dimension of the model's (first) output, summed over the other dimensions.
+    """Return cross-entropy over the last dimension of the model's (first) output, summed over the other dimensions.
 
     A tensor is the model's input, a mapping its keyword arguments, a pair ``(inputs, labels)`` of one of these and the
     labels; without labels, class 0 is everyone's. Another loss, another need of memory: give your own.
@@ -64,6 +64,6 @@ def default_loss(model: nn.Module, batch: Any) -> Tensor:
 
 
 def resized(batch: Any, samples: int, make: Callable[[Tensor, tuple[int, int]], Tensor]) -> Any:
-    """The batch with ``samples`` samples; ``make(tensor, (B, samples))`` resizes a tensor."""
+    """Return the batch with ``samples`` samples; ``make(tensor, (B, samples))`` resizes a tensor."""
     now = number_of_samples(batch)
     return replaced(batch, lambda v: make(v, (now, samples)) if isinstance(v, Tensor) else v)

@@ -19,7 +19,7 @@ Kind = Literal["image", "text", "features"]
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """What a name stands for.
+    """Says what a model's name stands for.
 
     kinds: the tasks it can be built for.
     options: keywords of :func:`build_model` that mean something to it.

@@ -31,7 +31,7 @@ VIT_SHAPES = {
 
 
 def default_patch_size(height: int, width: int) -> int:
-    """The largest patch side, at most 16, that divides both sides and leaves enough patches on the shorter.
+    """Return the largest patch side, at most 16, that divides both sides and leaves enough patches on the shorter.
 
     Enough is 7, or a quarter of the side for small images: 224 -> 16 (14x14 patches), 64 -> 8 (8x8),
     32 -> 4 (8x8), 28 -> 4 (7x7), 8 -> 4 (2x2).

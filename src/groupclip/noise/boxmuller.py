@@ -21,7 +21,7 @@ from torch import Tensor
 
 
 class Workspace(Protocol):
-    """What one thread reuses for all its chunks."""
+    """Holds what one thread reuses for all its chunks."""
 
     words: np.ndarray
 
@@ -31,7 +31,7 @@ class Workspace(Protocol):
 
 
 class InNumPy:
-    """By NumPy's logarithm and tangent."""
+    """Makes normals by NumPy's logarithm and tangent."""
 
     def __init__(self, count: int) -> None:
         self.words = _empty(count, torch.int64).numpy()
@@ -43,7 +43,7 @@ class InNumPy:
             np.add(target, self.normals(target.size, std).reshape(target.shape), out=target, casting="same_kind")
 
     def normals(self, count: int, std: float) -> np.ndarray:
-        """``count`` normals times ``std``, float64; valid until the next call. Uses the words up."""
+        """Return ``count`` normals times ``std``, float64; valid until the next call. Uses the words up."""
         pairs = (count + 1) // 2
         v, w = self.words[:pairs], self.words[pairs : 2 * pairs]
         radius, half = self._spare[:pairs], self._spare[pairs : 2 * pairs]
@@ -77,7 +77,7 @@ def turned(radius: np.ndarray, half: np.ndarray, cosines: np.ndarray, sines: np.
 
 
 class InTorch:
-    """By torch's logarithm, cosine and sine, which run in threads of their own."""
+    """Makes normals by torch's logarithm, cosine and sine, which run in torch's threads."""
 
     def __init__(self, count: int) -> None:
         self.words = _empty(count, torch.int64).numpy()
@@ -93,7 +93,7 @@ class InTorch:
             piece.add_(noise.to(torch.float32).to(piece.device))  # such devices may lack float64
 
     def normals(self, count: int, std: float) -> Tensor:
-        """``count`` normals times ``std``, float64; valid until the next call. Uses the words up."""
+        """Return ``count`` normals times ``std``, float64; valid until the next call. Uses the words up."""
         pairs = (count + 1) // 2
         words, uniforms = torch.from_numpy(self.words[: 2 * pairs]), self._spare[: 2 * pairs]
         words[:pairs].bitwise_or_(1)  # u = 0 would be an infinite normal
@@ -113,7 +113,7 @@ def _empty(count: int, dtype: torch.dtype) -> Tensor:
 
 @functools.cache
 def vectorised() -> bool:
-    """Whether NumPy computes logarithms and tangents of float64 by more than the instructions that every such processor has.
+    """Return whether NumPy computes logarithms and tangents of float64 by more than the instructions that every such processor has.
 
     Elsewhere than on Linux its builds have no vector code for the tangent, whatever they say.
     """

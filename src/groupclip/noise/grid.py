@@ -45,12 +45,12 @@ _CONTEXT = decimal.Context(prec=110)
 
 
 def grid(std: float) -> float:
-    """The grid for noise of this standard deviation: a power of two, so that every dtype holds its multiples."""
+    """Return the grid for noise of this standard deviation: a power of two, so that every dtype holds its multiples."""
     return 2.0 ** (math.floor(math.log2(std)) - GRID_BITS)
 
 
 def rounding(coordinates: int) -> float:
-    """How much further apart rounding moves two neighbouring sums of ``coordinates`` in all, over the noise.
+    """Return how much further apart rounding moves two neighbouring sums of ``coordinates`` in all, over the noise.
 
     Each coordinate of each sum moves by half a grid at most, so their difference by one grid, 2^-20 s at most.
     """
@@ -58,7 +58,7 @@ def rounding(coordinates: int) -> float:
 
 
 def planned_for(sigma: float, coordinates: int) -> float:
-    """The noise multiplier to add so that, with the rounding, ``sigma`` is what it amounts to.
+    """Return the noise multiplier to add so that, with the rounding, ``sigma`` is what it amounts to.
 
     Raises:
         ValueError: so many coordinates that the rounding alone would use the budget up.
@@ -105,7 +105,7 @@ class HardenedNoise:
                 piece.copy_(on_grid.add_(noise).mul_(unit))  # integers below 2^53 add exactly
 
     def _draw(self, count: int, std: float) -> np.ndarray:
-        """``count`` draws of ``round(std Z)``, float64, from words (v, w): see :func:`nearly`."""
+        """Return ``count`` draws of ``round(std Z)``, float64, from words (v, w): see :func:`nearly`."""
         pairs = (count + 1) // 2
         words = self._stream.words(2 * pairs)
         v, w = words[:pairs], words[pairs:]
@@ -124,7 +124,7 @@ class HardenedNoise:
 
 
 def nearly(v: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Two normals of each pair of words, ``[2, pairs]``, and of which pairs they are as exact as :data:`_DOUBT`, ``[pairs]``.
+    """Return two normals of each pair of words, ``[2, pairs]``, and which pairs are as exact as :data:`_DOUBT`, ``[pairs]``.
 
     ``u = (v + a) 2^-64``, ``t = (w + b) 2^-64`` with a, b in (0, 1) the bits that aren't drawn; radius ``r = sqrt(-2 ln u)``,
     angle ``2 pi t``. float64 knows ln u to ``2^-64 / u + 2^-53`` and the rounding of the logarithm, so r to 2^-43 where
@@ -146,7 +146,7 @@ def nearly(v: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def exactly(v: int, w: int, more_v: int, more_w: int, std: float) -> tuple[float, float]:
-    """The integers nearest to ``std`` times the two normals of the uniforms ``v more_v`` and ``w more_w`` (256 bits each)."""
+    """Return the integers nearest to ``std`` times the two normals of the uniforms ``v more_v``, ``w more_w`` (256 bits each)."""
     with decimal.localcontext(_CONTEXT):
         scale = Decimal(2) ** -(64 + _MORE)
         u = (Decimal((v << _MORE) + more_v) + Decimal("0.5")) * scale

@@ -19,12 +19,12 @@ _ZEROS = bytes(1 << 16)  # CTR mode adds the stream to its input: the stream of 
 
 
 def new_key() -> bytes:
-    """A 256-bit key from the operating system."""
+    """Draw a 256-bit key from the operating system."""
     return secrets.token_bytes(KEY_BYTES)
 
 
 def derive_key(key: bytes, label: str) -> bytes:
-    """The 256-bit key of one purpose: ``BLAKE2b(key, label)``. Different labels give independent keys.
+    """Return the 256-bit key of one purpose: ``BLAKE2b(key, label)``. Different labels give independent keys.
 
     Raises:
         TypeError, ValueError: the key isn't 32 bytes. The message never shows it.
@@ -71,7 +71,7 @@ class Keystream:
             self._cipher.update_into(zeros[: len(piece)], piece)
 
     def words(self, count: int) -> np.ndarray:
-        """The next ``count`` uniform 64-bit words, ``uint64 [count]``."""
+        """Return the next ``count`` uniform 64-bit words, ``uint64 [count]``."""
         words = np.empty(count, dtype=np.uint64)
         self.fill(words)
         return words

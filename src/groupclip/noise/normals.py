@@ -22,7 +22,7 @@ _NUMPY_DTYPES = (torch.float64, torch.float32)  # of float16, torch rounds in tw
 
 
 class Stream(Protocol):
-    """What words are read from: :class:`groupclip.noise.keystream.Keystream`."""
+    """Gives words, as :class:`groupclip.noise.keystream.Keystream` does."""
 
     def fill(self, buffer: np.ndarray) -> None:
         """Overwrites a contiguous 1-D array of integers with the next words."""
@@ -96,18 +96,18 @@ def _helpers(
 
 
 def workspace_bytes(count: int) -> int:
-    """What the workspaces for a tensor of ``count`` coordinates take, at most."""
+    """Return what the workspaces for a tensor of ``count`` coordinates take, at most."""
     size = min(count, CHUNK)
     return _threads(count) * 16 * (size + size % 2)
 
 
 def _threads(count: int) -> int:
-    """How many work on ``count`` coordinates where NumPy does: for less than two chunks a helper isn't worth its start."""
+    """Return how many work on ``count`` coordinates where NumPy does: for less than two chunks a helper isn't worth its start."""
     return max(1, min(torch.get_num_threads(), THREADS, 1 + count // (2 * CHUNK)))
 
 
 def _reachable(tensor: Tensor) -> bool:
-    """Whether NumPy may write the tensor's memory: it has some, and nothing between it and torch wants to see what is done."""
+    """Return whether NumPy may write the tensor's memory: there is some, and nothing between it and torch wants to see it."""
     return (
         type(tensor) in (Tensor, nn.Parameter)
         and tensor.device.type == "cpu"

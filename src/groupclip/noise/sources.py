@@ -129,7 +129,7 @@ class InsecureNoise(_StreamNoise):
 
 
 def check_target(tensor: Tensor, std: float) -> None:
-    """Whether independent noise can be added to every coordinate; ValueError or TypeError otherwise."""
+    """Check that independent noise can be added to every coordinate; ValueError or TypeError otherwise."""
     if not (math.isfinite(std) and std >= 0):
         raise ValueError(f"std is {std}, but a standard deviation is finite and not negative.")
     if tensor.layout != torch.strided:
@@ -139,7 +139,7 @@ def check_target(tensor: Tensor, std: float) -> None:
         )
     if tensor.dtype not in _DTYPES:
         known = ", ".join(map(str, _DTYPES))
-        raise TypeError(f"tensor is {tensor.dtype}; Gaussian noise needs a real one of {known}: convert it.")
+        raise TypeError(f"tensor is {tensor.dtype}; Gaussian noise needs a real dtype, one of {known}: convert it.")
     if _overlaps(tensor):
         raise ValueError(
             f"tensor of shape {tuple(tensor.shape)} has strides {tensor.stride()}: coordinates share "
@@ -148,7 +148,7 @@ def check_target(tensor: Tensor, std: float) -> None:
 
 
 def _overlaps(tensor: Tensor) -> bool:
-    """Whether two coordinates may lie at one place: unless each dimension steps over all that the smaller ones reach."""
+    """Return whether two coordinates may lie at one place: unless each dimension steps over all that the smaller ones reach."""
     reach = 0
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1 and stride <= reach:

@@ -44,7 +44,7 @@ class Timing:
 def bench(
     model: nn.Module, batch: Any, styles: Sequence[str], *, rounds: int = 7, loss: Loss = default_loss
 ) -> list[Timing]:
-    """Forward and backward passes over one batch, plain and clipped in groups. No noise is added and nothing is stepped.
+    """Time forward and backward passes over one batch, plain and clipped in groups. No noise is added, and nothing is stepped.
 
     Args:
         model: not attached; each way runs on its own copy, on the device where the model and the batch are.
@@ -74,7 +74,7 @@ def bench(
 
 
 def timing(way: str, groups: int, times: Mapping[str, Sequence[float]], samples: int, peak: int) -> Timing:
-    """One way, of the seconds of every way in every round."""
+    """Make the row of one way from the seconds of every way in every round."""
     ratios = sorted(mine / plain for mine, plain in zip(times[way], times[PLAIN], strict=True))
     seconds = statistics.median(times[way])
     return Timing(
@@ -84,7 +84,7 @@ def timing(way: str, groups: int, times: Mapping[str, Sequence[float]], samples:
 
 
 def one_pass(model: nn.Module, losses: Callable[[], Tensor], groups: Partition | str | None) -> Run:
-    """A forward and backward pass: of plain training (None), or with gradients clipped in groups.
+    """Make a forward and backward pass: of plain training (None), or with gradients clipped in groups.
 
     Args:
         losses: makes the forward pass, ``[B]``. It is made once here, so that what is tried out once, and caches, aren't timed.
@@ -108,7 +108,7 @@ def one_pass(model: nn.Module, losses: Callable[[], Tensor], groups: Partition |
 def interleaved(
     runs: Mapping[str, Run], rounds: int, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, list[float]]:
-    """Seconds of each way in each round, a round beginning with another way each time."""
+    """Measure the seconds of each way in each round; every round begins with another way."""
     order: list[str] = list(runs)
     times: dict[str, list[float]] = {way: [] for way in runs}
     for turn in range(rounds):
@@ -127,7 +127,7 @@ def clock_on(device: torch.device) -> Callable[[], float]:
 
 
 def waiting(run: Run, device: torch.device) -> Run:
-    """The pass, and the wait for the device to end it."""
+    """Run the pass, and wait for the device to end it."""
     if device.type != "cuda":
         return run
 

@@ -1,4 +1,4 @@
-"""From the names in the paper's tables to something that can be trained: data set, model, loss and score in one."""
+"""Turn names of the paper's tables into something that can be trained: data set, model, loss and score in one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STAND_IN_NEW_TOKENS = 8  # a model that knows nothing never ends its sentence
 def build(
     dataset: str, model: str, *, source: Source, image_size: int | None = None, length: int | None = None
 ) -> Workload:
-    """A data set and a model of the paper's tables as a :class:`~groupclip.paper.workload.Workload`.
+    """Return a data set and a model of the paper's tables as a :class:`~groupclip.paper.workload.Workload`.
 
     Args:
         dataset: a key of ``data.facts.DATASETS``.

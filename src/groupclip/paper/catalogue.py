@@ -51,7 +51,7 @@ class Row:
     why_not: str = ""
 
     def cell(self, column: Column, seed: int = 0) -> Cell | None:
-        """The run that gives this row's numbers in ``column``; None if it can't be run."""
+        """Return the run that gives this row's numbers in ``column``; None if it can't be run."""
         if self.clipping is None:
             return None
         return Cell(
@@ -60,7 +60,7 @@ class Row:
         )  # fmt: skip
 
     def cells(self, seed: int = 0) -> list[Cell]:
-        """The runs of all columns."""
+        """Return the runs of all columns."""
         return [cell for column in self.columns if (cell := self.cell(column, seed)) is not None]
 
 
@@ -84,7 +84,7 @@ class Table:
     rows: tuple[Row, ...]
 
     def command(self, row: Row) -> str:
-        """What runs this row, all columns of it; empty if it can't be run. Names no more than tells it from other rows."""
+        """Return what runs this row, all columns of it; empty if it can't be run. Names no more than tells it from other rows."""
         if row.clipping is None:
             return ""
         words = ["groupclip", "reproduce", self.name, "--model", row.model, "--clipping", row.clipping]
@@ -112,7 +112,7 @@ def _table(name: str) -> Table:
 
 
 def _rows(name: str, table: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[Row]:
-    """One row, or one for each pair of a list of models and a list of styles."""
+    """Yield one row, or one for each pair of a list of models and a list of styles."""
     settings = printed_settings()
     columns = tuple(_columns(given.get("columns", table.get("columns"))))
     for model, clipping in itertools.product(_listed(given["model"]), _listed(given["clipping"])):
@@ -130,7 +130,7 @@ def _rows(name: str, table: Mapping[str, Any], given: Mapping[str, Any]) -> Iter
 
 
 def _columns(axes: Mapping[str, Sequence[Any]]) -> Iterator[Column]:
-    """Every combination of the axes, the first one changing slowest."""
+    """Yield every combination of the axes, the first one changing slowest."""
     for values in itertools.product(*axes.values()):
         given = dict(zip(axes, values, strict=True))
         epsilon = given.pop("epsilon")  # one spelling, 2.0, for results are filed under it

@@ -19,7 +19,7 @@ PLAIN = "none"  # the clipping of a run without privacy
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """What tells one run from all others. ``epsilon`` is None and ``clipping`` "none" without privacy."""
+    """Holds what tells one run from all others. ``epsilon`` is None and ``clipping`` "none" without privacy."""
 
     model: str
     data: str
@@ -31,7 +31,7 @@ class Cell:
     seed: int = 0
 
     def key(self) -> Mapping[str, Any]:
-        """What its result is filed under."""
+        """Return what its result is filed under."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -43,11 +43,11 @@ class Cell:
 
     @property
     def records(self) -> int:
-        """Of the real training set."""
+        """The number of records in the real training set."""
         return printed_settings().of(self.data).records
 
     def settings(self, records: int | None = None) -> TrainSettings:
-        """How it is trained, as printed. ``records``: of another training set than the real one; delta depends on them."""
+        """Return how it is trained, as printed. ``records``: of another training set than the real one; delta depends on them."""
         book = printed_settings()
         printed = book.of(self.data)
         threshold: float | Adaptive = book.abadi_threshold if self.clip == "abadi" else 1.0
@@ -66,7 +66,7 @@ class Cell:
         )
 
     def mechanism(self) -> Mechanism | None:
-        """The calibrated plan on the real training set; None without privacy. Cells with the same budget share it."""
+        """Return the calibrated plan on the real training set; None without privacy. Cells with the same budget share it."""
         if self.epsilon is None:
             return None
         return calibrated(self.data, float(self.epsilon), self.epochs)
@@ -74,12 +74,12 @@ class Cell:
 
 @cache
 def calibrated(data: str, epsilon: float, epochs: int) -> Mechanism:
-    """The plan of a data set of the paper, at its batch size and of its real size, with its noise."""
+    """Return the plan of a data set of the paper, at its batch size and of its real size, with its noise."""
     return plan(data, epsilon, epochs).mechanism(printed_settings().of(data).records)
 
 
 def plan(data: str, epsilon: float, epochs: int) -> TrainSettings:
-    """What of the settings a budget depends on: delta, batch size and epochs."""
+    """Return what of the settings a budget depends on: delta, batch size and epochs."""
     printed = printed_settings().of(data)
     return TrainSettings(
         epsilon=epsilon,

@@ -24,7 +24,7 @@ Build = Callable[[str, str, Source], Workload]  # (data set, model, source)
 
 @dataclass(frozen=True, kw_only=True)
 class DryRun:
-    """What a cell will be.
+    """Says what a cell will be.
 
     groups: its partition; None without privacy. mechanism: its plan, with sigma; None without privacy.
     parameters: trainable coordinates of the STAND-IN, which shows that something trains. samples: of the batch that was clipped.
@@ -38,7 +38,7 @@ class DryRun:
 
 
 def dry_runs(cells: Sequence[Cell], build: Build, *, samples: int = 3) -> Iterator[DryRun]:
-    """Every cell: build, collate, one forward and backward pass with clipped gradients, partition, calibrate.
+    """Yield every cell: build, collate, one forward and backward pass with clipped gradients, partition, calibrate.
 
     Raises:
         RuntimeError: a pass that leaves a trainable parameter without a gradient, or losses that aren't one per sample.
@@ -64,7 +64,7 @@ def dry_runs(cells: Sequence[Cell], build: Build, *, samples: int = 3) -> Iterat
 
 
 def _pass(workload: Workload, batch: object, cell: Cell, groups: Partition | None, samples: int) -> None:
-    """One pass over the stand-in with the cell's way of clipping, and none of its noise."""
+    """Take one pass over the stand-in with the cell's way of clipping, and none of its noise."""
     model = workload.model.train()
     engine = None if groups is None else attach(model, None, groups, None, clip=cell.clip)
     try:

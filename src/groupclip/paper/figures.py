@@ -17,7 +17,7 @@ _MOST = 5  # panels beside each other
 
 
 def figure_of(table: Table, found: Found) -> str | None:
-    """The plot of a table or figure, as far as it was run; None if it has none, or nothing was run."""
+    """Return the plot of a table or figure, as far as it was run; None if it has none, or nothing was run."""
     match table.draw:
         case "groups":
             return over_groups(table, found)
@@ -63,7 +63,7 @@ def over_groups(table: Table, found: Found) -> str | None:
 
 
 def trade_off(table: Table, found: Found) -> str | None:
-    """Accuracy against peak memory, a panel for each model: uniform groups joined by a line, two-group points apart."""
+    """Return accuracy against peak memory, a panel for each model: uniform groups joined by a line, two-group points apart."""
     models = list(dict.fromkeys(row.model for row in table.rows))
     points = {model: _against_memory(table, found, model) for model in models}
     if not any(ours for ours, _ in points.values()):
@@ -127,7 +127,7 @@ def _memory_lines(table: Table, found: Found) -> dict[str, Curve]:
 
 
 def _label(table: Table, cell: Cell) -> str:
-    """The model, and epsilon where the table has the model at several."""
+    """Return the model, and epsilon where the table has the model at several."""
     epsilons = {c.epsilon for row in table.rows for c in row.cells() if c.model == cell.model and c.epsilon is not None}
     return f"{cell.model}, epsilon {cell.epsilon:g}" if len(epsilons) > 1 else cell.model
 

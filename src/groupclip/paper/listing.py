@@ -9,7 +9,7 @@ from .scaled import experiments
 
 
 def facts() -> dict[str, Any]:
-    """Tables, figures and scaled experiments, JSON-able."""
+    """Return tables, figures and scaled experiments, JSON-able."""
     return {
         "experiments": [
             {
@@ -28,12 +28,12 @@ def facts() -> dict[str, Any]:
 
 
 def small_command(twin: str) -> str:
-    """What runs the scaled experiments that are twins of a table or figure."""
+    """Return what runs the scaled experiments that are twins of a table or figure."""
     return f"groupclip reproduce {twin} --scale small --data-folder DATA"
 
 
 def text() -> str:
-    """The same, to read."""
+    """Return the same, to read."""
     lines: list[str] = []
     for table in catalogue().values():
         lines += [f"{table.name}: {table.title} ({table.kind}, {table.label})", *_rows(table)]

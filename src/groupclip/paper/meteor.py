@@ -23,7 +23,7 @@ SEPARATOR = " ||| "
 
 
 def program() -> tuple[str, Path]:
-    """Where Java and the program are. ``MissingSource`` says what is missing and how to get it."""
+    """Return where Java and the program are. ``MissingSource`` says what is missing and how to get it."""
     spec = importlib.util.find_spec("pycocoevalcap")
     places = [] if spec is None else [Path(place) / JAR for place in spec.submodule_search_locations or ()]
     jar = next((place for place in places if place.is_file()), None)

@@ -51,7 +51,7 @@ def write_pages(folder: Path, out: Path) -> list[Path]:
 
 
 def experiments_in(folder: Path) -> list[str]:
-    """Names of the experiments with results in a folder that was given as ``--out``."""
+    """Return names of the experiments with results in a folder that was given as ``--out``."""
     paths = [path for path in sorted(folder.iterdir()) if path.is_dir() and path.name != MADE]
     return [path.name for path in paths if any(path.glob("*.json"))]
 
@@ -63,7 +63,7 @@ def _results_of(folder: Path, experiment: str) -> list[Result]:
 
 
 def environments(found: list[Result]) -> str:
-    """What results were made on, in a line."""
+    """Return what results were made on, in a line."""
     kinds = {
         f"{r.environment['processor']}, {r.environment['threads']} threads, {r.environment['device']}, "
         f"torch {r.environment['torch']}"

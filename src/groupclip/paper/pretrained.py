@@ -93,14 +93,14 @@ MODELS: dict[str, ModelFacts] = {
 
 
 def model_facts(model: str) -> ModelFacts:
-    """``ValueError`` for a name that isn't in the paper's tables or beside them."""
+    """Raise ``ValueError`` for a name that isn't in the paper's tables or beside them."""
     if model not in MODELS:
         raise ValueError(f"unknown model {model!r}; models: {', '.join(MODELS)}")
     return MODELS[model]
 
 
 def folder_of(model: str) -> str:
-    """Where a model's weights lie below ``models``: all readings of one model share them."""
+    """Return where a model's weights lie below ``models``: all readings of one model share them."""
     return model.removesuffix("-head").removesuffix("-tied")
 
 
@@ -108,7 +108,7 @@ def folder_of(model: str) -> str:
 
 
 def vision_transformer(name: str, source: Source, *, classes: int, image_size: int) -> VisionTransformer:
-    """A ViT with patches of 16 pixels, a new head for ``classes``, class token and positions frozen.
+    """Return a ViT with patches of 16 pixels, a new head for ``classes``, class token and positions frozen.
 
     Weights are timm's, by name; timm itself isn't needed. The new head starts as timm's would: normal, 0.02, cut at 2.
 

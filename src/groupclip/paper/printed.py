@@ -57,19 +57,19 @@ class Printed:
     not_run: Mapping[str, str]
 
     def of(self, data: str) -> Settings:
-        """ValueError for a data set that the paper doesn't have."""
+        """Look up a data set's settings; ValueError if the paper doesn't have it."""
         if data not in self.data:
             raise ValueError(f"data {data!r} isn't in the paper; it has {', '.join(self.data)}")
         return self.data[data]
 
     def width(self, data: str) -> int:
-        """How many scores one cell has."""
+        """Return how many scores one cell has."""
         return len(self.of(data).scores)
 
 
 @cache
 def printed_settings() -> Printed:
-    """The settings as printed."""
+    """Return the settings as printed."""
     facts = read("settings")
     found: dict[str, Settings] = {}
     for column in facts["columns"]:
@@ -97,7 +97,7 @@ def _settings(name: str, column: Mapping[str, Any], public: Mapping[str, Any]) -
 
 
 def read(name: str) -> Any:
-    """The content of ``paper/NAME.yaml``."""
+    """Return the content of ``paper/NAME.yaml``."""
     import yaml
 
     return yaml.safe_load((PAPER / f"{name}.yaml").read_text(encoding="utf-8"))

@@ -44,7 +44,7 @@ class Result:
 
 
 def cell_file(folder: Path, experiment: str, cell: Mapping[str, Any]) -> Path:
-    """Where the result of a cell lies: names that a person can read, and a hash that no two cells share."""
+    """Return where the result of a cell lies: names that a person can read, and a hash that no two cells share."""
     text = json.dumps(dict(cell), sort_keys=True)
     words = "-".join(str(cell[k]) for k in sorted(cell))
     readable = "".join(c if c.isalnum() or c in "-._" else "_" for c in words)[:80]
@@ -70,7 +70,7 @@ def load(path: Path) -> Result:
 
 
 def find(folder: Path, experiment: str, cell: Mapping[str, Any]) -> Result | None:
-    """The result of a cell, or None if it hasn't been run: a suite that was stopped goes on where it was."""
+    """Return the result of a cell, or None if it hasn't been run: a suite that was stopped goes on where it was."""
     path = cell_file(folder, experiment, cell)
     if not path.exists():
         return None
@@ -81,12 +81,12 @@ def find(folder: Path, experiment: str, cell: Mapping[str, Any]) -> Result | Non
 
 
 def load_all(folder: Path, experiment: str) -> list[Result]:
-    """Every result of an experiment, in the order of their file names."""
+    """Return every result of an experiment, in the order of their file names."""
     return [load(path) for path in sorted((folder / experiment).glob("*.json"))]
 
 
 def gather(folder: Path, experiment: str, file: Path) -> None:
-    """Every result of an experiment into one JSON file, a line each; :func:`gathered` reads it.
+    """Write every result of an experiment into one JSON file, a line each; :func:`gathered` reads it.
 
     Raises:
         ResultError: the folder holds none, or a file that isn't one. ``file`` is left as it was.
@@ -98,7 +98,7 @@ def gather(folder: Path, experiment: str, file: Path) -> None:
 
 
 def gathered(file: Path) -> list[Result]:
-    """The results in a file of :func:`gather`; none if there is no such file. ResultError if it is another kind of file."""
+    """Return the results in a file of :func:`gather`; none if there is no such file. ResultError if it is another kind of file."""
     if not file.exists():
         return []
     try:

@@ -49,7 +49,7 @@ class Watcher(Protocol):
 def run_jobs(
     jobs: Sequence[Job], folder: Path, watcher: Watcher, *, device: torch.device | str = "cpu"
 ) -> list[Result]:
-    """Results of all jobs, in their order; each is on the disk before the next begins.
+    """Return results of all jobs, in their order; each is on the disk before the next begins.
 
     Raises:
         Stopped: the watcher asked for it. Call again with the same folder to go on.
@@ -73,7 +73,7 @@ def run_jobs(
 
 
 def paper_jobs(cells: Sequence[Cell], build: Build, source: Source, *, microbatch: int | None = None) -> list[Job]:
-    """Full-scale cells, each once. The new head of a pretrained model is drawn from the cell's seed, which is public.
+    """Return full-scale cells, each once. The new head of a pretrained model is drawn from the cell's seed, which is public.
 
     Args:
         microbatch: instead of the settings' own; changes memory and time alone.
@@ -93,7 +93,7 @@ def paper_jobs(cells: Sequence[Cell], build: Build, source: Source, *, microbatc
 
 
 def scaled_jobs(name: str, cells: Sequence[ScaledCell]) -> list[Job]:
-    """Cells of a scaled experiment."""
+    """Return cells of a scaled experiment."""
 
     def preparing(cell: ScaledCell) -> Callable[[], tuple[Workload, TrainSettings]]:
         return lambda: (cell.build(), cell.settings)

@@ -26,7 +26,7 @@ References = Sequence[Sequence[Tokens]]
 
 
 def unavailable() -> dict[str, str]:
-    """The metrics that can't be computed here, and what to do about it."""
+    """Return the metrics that can't be computed here, and what to do about it."""
     found = {}
     for metric in METRICS:
         try:
@@ -37,7 +37,7 @@ def unavailable() -> dict[str, str]:
 
 
 def require(metrics: Sequence[str]) -> None:
-    """``MissingSource`` if one of the metrics can't be computed here, ``ValueError`` for an unknown one."""
+    """Raise ``MissingSource`` if one of the metrics can't be computed here, ``ValueError`` for an unknown one."""
     for metric in metrics:
         if metric not in METRICS:
             raise ValueError(f"unknown metric {metric!r}; metrics: {', '.join(METRICS)}")
@@ -86,7 +86,7 @@ def score(
 
 
 def mteval(text: str) -> Tokens:
-    """Lower-cased tokens of mteval-v13a, as sacrebleu splits them."""
+    """Return lower-cased tokens of mteval-v13a, as sacrebleu splits them."""
     tokenizer = needed("sacrebleu.tokenizers.tokenizer_13a", "the metrics", INSTALL).Tokenizer13a()
     return tokenizer(text).lower().split()
 
@@ -139,7 +139,7 @@ def nist(outputs: Sequence[Tokens], references: References, most: int = 5) -> fl
 
 
 def rouge_l(outputs: Sequence[Tokens], references: References, beta: float = 1.2) -> float:
-    """Mean over outputs of ROUGE-L (Lin 2004) as COCO takes it: the largest precision and the largest recall, F of ``beta``."""
+    """Return the mean over outputs of ROUGE-L (Lin 2004) as COCO takes it: largest precision and largest recall, F of ``beta``."""
     library = needed("rouge_score.rouge_scorer", "the metric rouge_l", INSTALL)
     scorer = library.RougeScorer(["rougeL"], tokenizer=_Split())
     each = []

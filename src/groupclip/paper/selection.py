@@ -12,7 +12,7 @@ Wanted = Mapping[str, Sequence[str]]  # name of a field of a cell -> the values 
 
 
 def chosen(table: Table, wanted: Wanted, seeds: Sequence[int] = (0,)) -> list[Cell]:
-    """The cells of a table that have a wanted value in every field, each once.
+    """Return the cells of a table that have a wanted value in every field, each once.
 
     Raises:
         ValueError: none has; says which values there are.
@@ -25,7 +25,7 @@ def chosen(table: Table, wanted: Wanted, seeds: Sequence[int] = (0,)) -> list[Ce
 
 
 def chosen_rows(table: Table, wanted: Wanted) -> list[Row]:
-    """Rows with at least one wanted cell; those that can't be run are among them if their model is wanted."""
+    """Return rows with at least one wanted cell; those that can't be run are among them if their model is wanted."""
     return [
         row
         for row in table.rows
@@ -35,19 +35,19 @@ def chosen_rows(table: Table, wanted: Wanted) -> list[Row]:
 
 
 def matches(cell: Mapping[str, Any], wanted: Wanted) -> bool:
-    """Whether each wanted field has one of the wanted values; a field that a cell doesn't have never has."""
+    """Return whether each wanted field has one of the wanted values; a field that a cell doesn't have never has."""
     return all(field in cell and word(cell[field]) in values for field, values in wanted.items())
 
 
 def word(value: Any) -> str:
-    """A value as it is written on the command line: 2 and 2.0 are one, no epsilon is "none"."""
+    """Return a value as it is written on the command line: 2 and 2.0 are one, no epsilon is "none"."""
     if value is None:
         return "none"
     return f"{value:g}" if isinstance(value, (int, float)) else str(value)
 
 
 def split(text: str) -> list[str]:
-    """``2,8`` as words. "boundaries:2,6" has a comma of its own: a piece that is digits alone belongs to the one before,
+    """Split ``2,8`` into words. "boundaries:2,6" has a comma inside: a piece that is digits alone belongs to the one before,
     if that has a colon."""
     words: list[str] = []
     for piece in text.split(","):
@@ -66,7 +66,7 @@ def _number(text: str) -> str:
 
 
 def none_of(name: str, cells: Sequence[Mapping[str, Any]], wanted: Wanted) -> str:
-    """What to say where no cell has a wanted value in every field: the values that there are."""
+    """Return what to say where no cell has a wanted value in every field: the values that there are."""
     said = " ".join(f"--{field} {','.join(values)}" for field, values in wanted.items())
     known = {field: dict.fromkeys(word(cell[field]) for cell in cells if field in cell) for field in wanted}
     values = "; ".join(f"--{field}: {', '.join(found) or 'means nothing here'}" for field, found in known.items())

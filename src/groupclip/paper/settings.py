@@ -70,24 +70,24 @@ class TrainSettings:
                 raise ValueError(f"{name}={getattr(self, name)!r} is unknown; use one of {', '.join(known)}")
 
     def steps_on(self, records: int) -> int:
-        """How many steps are taken on ``records`` records: at least one, ``epochs * records / batch_size`` rounded."""
+        """Return how many steps are taken on ``records`` records: at least one, ``epochs * records / batch_size`` rounded."""
         if self.steps is not None:
             return self.steps
         assert self.epochs is not None
         return max(1, round(self.epochs * records / self.batch_size))
 
     def plan(self, records: int) -> Mechanism:
-        """The plan on ``records`` records, without its noise. ValueError for a batch larger than the data."""
+        """Return the plan on ``records`` records, without its noise. ValueError for a batch larger than the data."""
         return Mechanism(dataset_size=records, expected_batch_size=self.batch_size, steps=self.steps_on(records))
 
     def mechanism(self, records: int) -> Mechanism:
-        """The plan, calibrated. ValueError without privacy."""
+        """Return the plan, calibrated. ValueError without privacy."""
         if self.epsilon is None:
             raise ValueError("epsilon=None trains without privacy: there is no mechanism")
         return self.plan(records).calibrate(epsilon=self.epsilon, delta=self.delta)
 
     def learning_rate(self, step: int, steps: int) -> float:
-        """Of step 1..steps."""
+        """Return the learning rate of each step 1..steps."""
         done = (step - 1) / steps
         match self.schedule:
             case "linear":
@@ -98,12 +98,12 @@ class TrainSettings:
                 return self.lr
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able; what wasn't given (epochs or steps) is left out."""
+        """Return JSON-able values; what wasn't given (epochs or steps) is left out."""
         return {name: value for name, value in asdict(self).items() if value is not None or name == "epsilon"}
 
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any]) -> TrainSettings:
-        """The inverse of :meth:`to_dict`."""
+        """Return the inverse of :meth:`to_dict`."""
         adaptive = facts.get("thresholds")
         given = dict(facts) if not isinstance(adaptive, Mapping) else {**facts, "thresholds": Adaptive(**adaptive)}
         return cls(**given)
@@ -111,5 +111,5 @@ class TrainSettings:
 
 @functools.cache
 def _calibrated(plan: Mechanism, epsilon: float, delta: float) -> Mechanism:
-    """Cells of one table share their plans, and calibration takes as long as the training of a tiny cell."""
+    """Calibrate once for all cells with one plan: calibration takes as long as the training of a tiny cell."""
     return plan.calibrate(epsilon=epsilon, delta=delta)

@@ -28,7 +28,7 @@ class Budget:
 
 
 def budgets() -> Iterator[Budget]:
-    """Every (data set, epsilon, epochs) that a table or figure asks for, in the order of the settings table."""
+    """Yield every (data set, epsilon, epochs) that a table or figure asks for, in the order of the settings table."""
     wanted = {(name, epsilon, s.epochs) for name, s in printed_settings().data.items() for epsilon in s.epsilons}
     for table in catalogue().values():
         cells = [cell for row in table.rows for cell in row.cells()]
@@ -40,7 +40,7 @@ def budgets() -> Iterator[Budget]:
 
 @cache
 def budget(data: str, epsilon: float, epochs: int) -> Budget:
-    """One of them."""
+    """Describe one of them."""
     settings = plan(data, epsilon, epochs)
     bare = settings.plan(printed_settings().of(data).records)
     by_rdp = bare.calibrate(epsilon=epsilon, delta=settings.delta, accountant="RDP").noise_multiplier

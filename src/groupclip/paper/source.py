@@ -84,7 +84,7 @@ def needed_files(folder: Path, files: Mapping[str, str]) -> None:
 
 
 def reason(error: Exception) -> str:
-    """Why the hub gave nothing, in a few words."""
+    """Say in a few words why the hub gave nothing."""
     offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}
     why = "HF_HUB_OFFLINE is set and the cache doesn't hold it" if offline else "from the Hugging Face hub"
     first = str(error).strip().partition("\n")[0]

@@ -21,16 +21,16 @@ GIB = 2**30  # docs/memory.md reads the paper's "GB" so
 
 @dataclass(frozen=True)
 class Seeds:
-    """What the runs of one cell with several seeds gave."""
+    """Holds what the runs of one cell with several seeds gave."""
 
     results: tuple[Result, ...]
 
     def metric(self, name: str) -> tuple[float, float] | None:
-        """Mean and standard deviation over seeds (nan for one seed); None if no run has it."""
+        """Return mean and standard deviation over seeds (nan for one seed); None if no run has it."""
         return _spread([r.metrics[name] for r in self.results if name in r.metrics])
 
     def memory(self) -> tuple[float, float] | None:
-        """Peak memory in GiB."""
+        """Return peak memory in GiB."""
         return _spread([r.peak_bytes / GIB for r in self.results if r.peak_bytes is not None])
 
     def seconds(self) -> tuple[float, float] | None:
@@ -72,7 +72,7 @@ def table_page(table: Table, found: Found) -> str:
 
 
 def _part(table: Table, columns: tuple[Column, ...], rows: Sequence[Row], found: Found) -> str:
-    """Rows that have their columns in common."""
+    """Return rows that have their columns in common."""
     titles = [title for column in columns for title in _titles(table, column, columns)]
     body = [[row.model, _method(row, found), row.reference, *_entries(table, row, found)] for row in rows]
     return markdown(["model", "groups", "whose numbers", *titles], body)
@@ -122,7 +122,7 @@ def _entries(table: Table, row: Row, found: Found) -> list[str]:
 def entry(
     here: tuple[float, float] | None, paper: float | None, digits: int, *, can_run: bool, ran: bool, absent: str = "-"
 ) -> str:
-    """``81.20 ± 0.31 (82.58)``; "not run" where nothing is."""
+    """Write ``81.20 ± 0.31 (82.58)``, or "not run" if nothing is."""
     if here is None:
         ours = absent if ran else NOT_RUN if can_run else "-"
     else:
@@ -131,7 +131,7 @@ def entry(
 
 
 def scaled_table(results: Sequence[Result]) -> str:
-    """Results of a scaled experiment: a row for each kind of cell, a column for each epsilon, mean and deviation over seeds."""
+    """Write results of a scaled experiment: a row for each kind of cell, a column for each epsilon, means and deviations."""
     epsilons = sorted({_epsilon(r) for r in results})
     rows: dict[tuple[tuple[str, str], ...], dict[float, list[Result]]] = {}
     for result in results:
@@ -155,7 +155,7 @@ def scaled_table(results: Sequence[Result]) -> str:
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of words."""
+    """Return a table of words."""
     return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows])
 
 
@@ -173,7 +173,7 @@ def _budget(epsilon: float) -> str:
 
 
 def _digits(results: Sequence[Result], metric: str) -> int:
-    """Two for percent, three for scores of a few units."""
+    """Return the digits to show: two for percent, three for scores of a few units."""
     return 2 if max((abs(r.metrics.get(metric, 0.0)) for r in results), default=0) > 20 else 3
 
 

@@ -13,7 +13,7 @@ VOCABULARY = 1000
 
 
 def made_tokenizer(family: str) -> Any:
-    """A transformers tokenizer with the special tokens of ``roberta`` or ``gpt2``."""
+    """Return a transformers tokenizer with the special tokens of ``roberta`` or ``gpt2``."""
     transformers = needed("transformers", "a text model")
     special = {
         "roberta": {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>", "mask_token": "<mask>"},

@@ -77,7 +77,7 @@ def train_privately(
     workload: Workload, settings: TrainSettings, mechanism: Mechanism, device: torch.device, tell: Tell | None = None,
     underway: Underway | None = None,
 ) -> tuple[Engine, int, int]:  # fmt: skip
-    """The steps of the mechanism's plan that aren't charged yet.
+    """Return the steps of the mechanism's plan that aren't charged yet.
 
     Dropout masks come from the operating system's randomness: with masks known beforehand, one sample more in a batch
     would visibly shift the masks of those after it.
@@ -137,7 +137,7 @@ def _between(
     step: int, steps: int, tell: Tell | None, underway: Underway, updates: int, model: nn.Module, optimizer: Optimizer,
     engine: Engine | None,
 ) -> None:  # fmt: skip
-    """After a step: tell, and keep the state if it is time, if somebody asked to stop, or before the scores are taken."""
+    """Tell of a step, and keep the state if it is time, if somebody asked to stop, or before the scores are taken."""
     try:
         if tell is not None:
             tell(step, steps)
@@ -159,7 +159,7 @@ def shuffled(records: int, batch_size: int, seed: int) -> Iterator[list[int]]:
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    """The batch with its tensors on ``device``: a tensor, or a tuple, list or mapping of such."""
+    """Return the batch with its tensors on ``device``: a tensor, or a tuple, list or mapping of such."""
     if isinstance(batch, Tensor):
         return batch.to(device)
     if isinstance(batch, Mapping):
@@ -177,7 +177,7 @@ def _optimizer(workload: Workload, settings: TrainSettings) -> Optimizer:
 
 
 def _groups(settings: TrainSettings) -> str | Mapping[str, str]:
-    """ValueError for groups that would be planned here: a result has to say which they were."""
+    """Make the groups; ValueError for groups that would be planned here, because a result has to say which they were."""
     if not isinstance(settings.clipping, str) or not settings.clipping.startswith(PLANNED):
         return settings.clipping
     raise ValueError(

@@ -81,12 +81,12 @@ class Underway:
         return self._progress
 
     def charge(self) -> None:
-        """Before the batch of a private step is drawn. OSError: the disk doesn't take it, and the step must not be taken."""
+        """Charge a private step before its batch is drawn. OSError: the disk refuses, so the step must not be taken."""
         if self._journal is not None:
             self._journal.charge()
 
     def due(self) -> bool:
-        """Whether the last checkpoint is long enough ago."""
+        """Return whether the last checkpoint is long enough ago."""
         return self.path is not None and time.monotonic() - self._saved >= self._seconds
 
     def save(self, updates: int, model: nn.Module, optimizer: Optimizer, engine: Engine | None) -> None:
@@ -100,12 +100,12 @@ class Underway:
         self._saved = time.monotonic()
 
     def close(self) -> None:
-        """No step is charged any more."""
+        """End: no step is charged any more."""
         if self._journal is not None:
             self._journal.close()
 
     def end(self) -> None:
-        """The result is there: forget the state."""
+        """Forget the state: the result is there."""
         if self.path is not None:
             self.path.unlink(missing_ok=True)
             _journal_of(self.path).unlink(missing_ok=True)

@@ -50,7 +50,7 @@ def find_blocks(model: nn.Module) -> tuple[str, ...]:
 
 
 def _sequences(module: nn.Module, prefix: str) -> Iterator[list[tuple[str, nn.Module]]]:
-    """The outermost sequences under ``module``, as lists of (qualified name, block)."""
+    """Yield the outermost sequences under ``module``, as lists of (qualified name, block)."""
     repeated = _repeated_children(module)
     run: list[tuple[str, nn.Module]] = []
     for name, child in module.named_children():
@@ -67,7 +67,7 @@ def _sequences(module: nn.Module, prefix: str) -> Iterator[list[tuple[str, nn.Mo
 
 
 def _repeated_children(module: nn.Module) -> set[str]:
-    """Names of the children of ``module`` that stand in a sequence of two or more; maybe none.
+    """Return names of the children of ``module`` that stand in a sequence of two or more; maybe none.
 
     Of the classes repeated in an ``nn.Sequential`` only the largest counts: a first and a last layer of one
     class, around the blocks, are no sequence.
@@ -89,7 +89,7 @@ def _repeated_children(module: nn.Module) -> set[str]:
 
 
 def _unwrapped(module: nn.Module, path: str) -> tuple[str, nn.Module]:
-    """The block itself where a bare container holds just one: a stage of depth 1 among deeper ones."""
+    """Return the block itself where a bare container holds just one: a stage of depth 1 among deeper ones."""
     inner = [(name, child) for name, child in module.named_children() if _numbers(child)]
     if _is_container(module) and len(inner) == 1 and _is_block(inner[0][1]):
         return _unwrapped(inner[0][1], f"{path}.{inner[0][0]}")
@@ -102,7 +102,7 @@ def _is_block(module: nn.Module) -> bool:
 
 
 def _is_container(module: nn.Module) -> bool:
-    """Whether ``module`` only holds others. By its forward: FSDP2 and others rename classes at run time."""
+    """Return whether ``module`` only holds others. By its forward: FSDP2 and others rename classes at run time."""
     return isinstance(module, (nn.ModuleList, nn.ModuleDict)) or (
         isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
     )

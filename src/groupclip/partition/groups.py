@@ -22,7 +22,7 @@ FORMAT = "groupclip-partition-1"
 
 @dataclass(frozen=True, repr=False)
 class Partition:
-    """Named groups of parameter names; made by :func:`partition`.
+    """Holds named groups of parameter names; :func:`partition` makes it.
 
     Guarantee: at least one group, no group is empty, no parameter is in two, and :func:`partition` puts the
     groups in the order in which the model registers their first parameters. Partitions are equal if their
@@ -107,13 +107,13 @@ class Partition:
         return self._members[group]
 
     def group_of(self, parameter: str) -> str:
-        """The group of a parameter, by the name that ``model.named_parameters()`` gives it."""
+        """Return the group of a parameter, by the name that ``model.named_parameters()`` gives it."""
         if parameter not in self._group_of:
             raise KeyError(f"parameter {parameter!r} is in no group of this partition")
         return self._group_of[parameter]
 
     def with_methods(self, methods: Mapping[str, str]) -> Partition:
-        """The same groups with norm methods chosen per parameter (replaces those chosen before)."""
+        """Return the same groups with norm methods chosen per parameter (replaces those chosen before)."""
         order = {name: i for i, name in enumerate(self._group_of)}
         chosen = sorted(methods.items(), key=lambda item: order.get(item[0], len(order)))
         return dataclasses.replace(self, norm_methods=tuple(chosen))
@@ -141,7 +141,7 @@ class Partition:
         return "\n".join([*lines, note])
 
     def to_json(self) -> str:
-        """JSON text; :meth:`from_json` gives an equal partition back."""
+        """Return JSON text; :meth:`from_json` gives an equal partition back."""
         groups = [
             {"name": group, "numbers": numbers, "parameters": list(members)}
             for (group, members), numbers in zip(self.groups, self.numbers, strict=True)
@@ -151,7 +151,7 @@ class Partition:
 
     @classmethod
     def from_json(cls, text: str) -> Partition:
-        """The partition that :meth:`to_json` wrote. ``ValueError`` says what is wrong with any other text."""
+        """Return the partition that :meth:`to_json` wrote. ``ValueError`` says what is wrong with any other text."""
         try:
             facts = json.loads(text)
         except json.JSONDecodeError as error:

@@ -46,7 +46,7 @@ Parameters = Mapping[str, nn.Parameter]
 
 
 def named_style(model: nn.Module, trainable: Parameters, style: str) -> Groups:
-    """The groups of a style given by its name; ``ValueError`` for an unknown one says which is closest."""
+    """Return the groups of a style given by its name; ``ValueError`` for an unknown one says which is closest."""
     if style == "all-layer":
         return dict.fromkeys(trainable, "all")
     if style == "layer-wise":
@@ -86,7 +86,7 @@ def _unknown(style: str) -> str:
 
 
 def _layer(name: str) -> str:
-    """The module that owns a parameter. A parametrized weight (weight norm ...) is its layer's own."""
+    """Return the module that owns a parameter. A parametrized weight (weight norm ...) is its layer's own."""
     owner = name.rpartition(".")[0]
     if owner.startswith("parametrizations."):
         owner = ""
@@ -164,7 +164,7 @@ def _boundaries(model: nn.Module, trainable: Parameters, style: str) -> Groups:
 
 
 def _units(model: nn.Module, trainable: Parameters) -> tuple[dict[str, int], int, str]:
-    """What uniform and boundaries count: blocks, or layers in a model without repeated blocks."""
+    """Return what uniform and boundaries count: blocks, or layers in a model without repeated blocks."""
     blocks = find_blocks(model)
     if blocks:
         return _units_by_block(trainable, blocks), len(blocks), f"blocks ({blocks[0]} to {blocks[-1]})"
@@ -191,7 +191,7 @@ def _cut(units: Mapping[str, int], starts: list[int]) -> Groups:
 
 
 def mapped(model: nn.Module, trainable: Parameters, mapping: Mapping[str, str]) -> Groups:
-    """Groups by exact parameter name, else by fnmatch patterns; a tied parameter goes by any of its names.
+    """Return groups by exact parameter name, else by fnmatch patterns; a tied parameter goes by any of its names.
 
     ``ValueError`` for a key that matches no trainable parameter, a parameter that no key matches, and one
     that two keys of equal rank (two exact names, or two patterns) put in different groups. An exact name wins
@@ -232,5 +232,5 @@ def _matches(key: str, name: str) -> bool:
 
 
 def computed(trainable: Parameters, function: Callable[[str], str]) -> Groups:
-    """Groups by a function from parameter name (the first one, if tied) to group name."""
+    """Return groups by a function from parameter name (the first one, if tied) to group name."""
     return {name: function(name) for name in trainable}

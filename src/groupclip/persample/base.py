@@ -34,11 +34,11 @@ class PerSample(ABC):
 
     @abstractmethod
     def square_norms(self) -> Tensor:
-        """``[B]`` squared norms, in float32 or better, exact up to rounding and never negative."""
+        """Return ``[B]`` squared norms, in float32 or better, exact up to rounding and never negative."""
 
     @abstractmethod
     def square_rooms(self) -> Tensor | float:
-        """Room for rounding and underflow, as a squared length: ``[B]``, or one number for all samples.
+        """Return room for rounding and underflow, as a squared length: ``[B]``, or one number for all samples.
 
         What a sample adds to the weighted sum is no longer than its factor times (the root of its squared norm plus the root
         of this), to a few roundings of the dtype. Known when norms are.
@@ -46,32 +46,32 @@ class PerSample(ABC):
 
     @abstractmethod
     def weighted_sum(self, factors: Tensor) -> Tensor:
-        """``sum_i factors[i] * gradient_i``, in the shape of the tensor and in float32 or better. ``factors`` is ``[B]``.
+        """Return ``sum_i factors[i] * gradient_i``, in the shape of the tensor and in float32 or better. ``factors`` is ``[B]``.
 
         A sample whose terms cancel adds their sum, not its terms: huge ones would round away what the others have added.
         """
 
     @abstractmethod
     def instantiate(self) -> Tensor:
-        """``[B, *shape]``: the gradients themselves."""
+        """Return ``[B, *shape]``: the gradients themselves."""
 
     @abstractmethod
     def select(self, index: Tensor) -> PerSample:
-        """The gradients of the samples ``index`` (``[K]`` integers) alone."""
+        """Return the gradients of the samples ``index`` (``[K]`` integers) alone."""
 
     def settle(self, method: str) -> PerSample:
-        """The form to keep until the group ends, its norms computed. ``method`` is one of ``norms.METHODS``."""
+        """Return the form to keep until the group ends, its norms computed. ``method`` is one of ``norms.METHODS``."""
         del method
         return self
 
 
 def weighing_rounding(x: Tensor) -> float:
-    """By how much an operand of :func:`wide_product` is rounded after it was weighed, beyond float32: for tensor cores."""
+    """Return by how much tensor cores round an operand of :func:`wide_product` after it was weighed, beyond float32."""
     return 2.0**-9 if x.is_cuda and x.dtype == torch.bfloat16 else 0.0
 
 
 def wide_product(a: Tensor, b: Tensor) -> Tensor:
-    """``a @ b`` in float32 or better, also of half-precision factors.
+    """Return ``a @ b`` in float32 or better, also of half-precision factors.
 
     A sum over samples that is rounded to half precision moves by far more than R when one sample comes or goes: by an ulp of
     the whole sum, wherever it lies on a border. Each sample's own rounding is within its threshold, and the sum keeps it.
@@ -83,7 +83,7 @@ def wide_product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def weigh(x: Tensor, factors: Tensor) -> Tensor:
-    """``x [B, ..]`` with sample i scaled by ``factors[i]``, in float32 or better.
+    """Return ``x [B, ..]`` with sample i scaled by ``factors[i]``, in float32 or better.
 
     In half precision the factor may overflow, a small product has few bits left or none, and the threshold would not hold.
     """

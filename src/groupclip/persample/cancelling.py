@@ -18,7 +18,7 @@ Gradients = Callable[[Tensor], Tensor]
 
 
 def few_at_once(chosen: Tensor, numbers: int, gradients: Gradients) -> Iterator[tuple[Tensor, Tensor]]:
-    """Indices of the chosen samples and their gradients, as many at once as memory allows.
+    """Yield indices of the chosen samples and their gradients, as many at once as memory allows.
 
     Args:
         chosen: ``[B]`` of bool.
@@ -45,5 +45,5 @@ def add_apart(
 
 
 def chosen_of(index: Tensor, *kept: Tensor | None) -> list[Tensor | None]:
-    """What is known of the samples ``index`` alone: a norm isn't computed twice, as another order of adding gives another one."""
+    """Select what is known of the samples ``index``: a norm isn't computed twice, as another order of adding gives another norm."""
     return [None if one is None else one.index_select(0, index) for one in kept]

@@ -19,7 +19,7 @@ from .pulled import Pulled, View
 
 
 def combine(uses: list[PerSample]) -> PerSample:
-    """The per-sample gradients of a tensor from those of its uses, in the cheapest form that is exact."""
+    """Return the per-sample gradients of a tensor from those of its uses, in the cheapest form that is exact."""
     if len(uses) == 1:
         return uses[0]
     uses = [use.unpulled() if isinstance(use, Pulled) else use for use in uses]
@@ -42,7 +42,7 @@ def combine(uses: list[PerSample]) -> PerSample:
 
 
 def _by_view(uses: list[PerSample]) -> tuple[dict[View, list[Pulled]], list[PerSample]]:
-    """The uses of parts of the tensor, by part; and the others."""
+    """Return the uses of parts of the tensor, by part; and the others."""
     parts: dict[View, list[Pulled]] = {}
     others: list[PerSample] = []
     for use in uses:
@@ -56,7 +56,7 @@ def _by_view(uses: list[PerSample]) -> tuple[dict[View, list[Pulled]], list[PerS
 
 @lru_cache(maxsize=256)
 def _share_nothing(views: tuple[View, ...]) -> bool:
-    """Whether no entry is in two of the views of one tensor. A byte an entry says it for any strides."""
+    """Return whether no entry is in two of the views of one tensor. A byte an entry says it for any strides."""
     taken = torch.zeros(max(view.end for view in views), dtype=torch.bool)
     for view in views:
         part = taken.as_strided(view.size, view.stride, view.offset)

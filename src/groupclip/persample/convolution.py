@@ -20,7 +20,7 @@ from .norms import AUTO, CANCELLATION, GRAM, accumulation_dtype, choose_method, 
 
 @dataclass(frozen=True)
 class Geometry:
-    """What a convolution is, apart from its numbers. ``padding`` is the symmetric zero padding of each dimension."""
+    """Describes a convolution apart from its numbers. ``padding`` is the symmetric zero padding of each dimension."""
 
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
@@ -29,7 +29,7 @@ class Geometry:
     groups: int
 
     def patches(self, x: Tensor) -> Tensor:
-        """``[N, C, *pixels]`` images to ``[N, n, T, (C/n) k]`` patches (im2col, in any number of dimensions)."""
+        """Turn images ``[N, C, *pixels]`` into patches ``[N, n, T, (C/n) k]`` (im2col, in any number of dimensions)."""
         dims = len(self.kernel)
         x = torch.nn.functional.pad(x, [q for p in reversed(self.padding) for q in (p, p)])
         for i, (size, step, gap) in enumerate(zip(self.kernel, self.stride, self.dilation, strict=True)):
@@ -69,7 +69,7 @@ class Convolution(PerSample):
         return (self.g.shape[2], self.x.shape[2] // self.geometry.groups, *self.geometry.kernel)
 
     def _factors(self) -> tuple[Tensor, Tensor]:
-        """The convolution as a linear map: inputs ``[B n, KT, (C/n) k]`` and output gradients ``[B n, KT, p/n]``."""
+        """Return the convolution as a linear map: inputs ``[B n, KT, (C/n) k]`` and output gradients ``[B n, KT, p/n]``."""
         batch, images, n = self.num_samples, self.x.shape[1], self.geometry.groups
         wide = accumulation_dtype(self.x.dtype)
         a = self.geometry.patches(self.x.flatten(0, 1).to(wide))  # [BK, n, T, (C/n)k]

@@ -91,7 +91,7 @@ class Lookup(PerSample):
 
 
 def join_lookups(uses: list[Lookup]) -> Lookup:
-    """Several lookups in one table are one lookup of more positions."""
+    """Join several lookups in one table into one lookup of more positions."""
     return Lookup(torch.cat([u.ids for u in uses], dim=1), torch.cat([u.g for u in uses], dim=1), uses[0].rows)
 
 

@@ -113,7 +113,7 @@ class Outer(PerSample):
         return chosen
 
     def transposed(self) -> Outer:
-        """The gradients of the transposed weight."""
+        """Return the gradients of the transposed weight."""
         return Outer(self.a, self.g, not self.inputs_first)
 
     def settle(self, method: str) -> PerSample:
@@ -126,7 +126,7 @@ class Outer(PerSample):
 
 
 def join_outers(uses: list[Outer]) -> Outer:
-    """Several uses of one weight: the gradient is their sum, so they are one use with more positions T."""
+    """Join several uses of one weight: the gradient is their sum, so they are one use with more positions T."""
     flips = [use.inputs_first != uses[0].inputs_first for use in uses]
     # (a, g) of a transposed use trade places: g^T a with inputs first is (a, g) swapped.
     inputs = [use.g if flip else use.a for use, flip in zip(uses, flips, strict=True)]

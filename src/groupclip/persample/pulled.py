@@ -20,7 +20,7 @@ _PARTS = 3
 
 @dataclass(frozen=True)
 class View:
-    """Which entries of a parameter a view of it has, as torch describes views; ``offset`` from the parameter's first."""
+    """Says which entries of a parameter a view has, as torch describes views; ``offset`` from the parameter's first entry."""
 
     offset: int
     size: tuple[int, ...]
@@ -70,7 +70,7 @@ class Pulled(PerSample):
         return View(int(offset), tuple(self.derived.shape), self.derived.stride())
 
     def unpulled(self) -> PerSample:
-        """The same gradients, with respect to the parameter itself where E is no more than that, or its transpose."""
+        """Return the same gradients, with respect to the parameter itself where E is no more than that, or its transpose."""
         view, shape, stride = self.view, tuple(self.leaf.shape), self.leaf.stride()
         if view == View(0, shape, stride):
             return self.upstream
@@ -84,8 +84,9 @@ class Pulled(PerSample):
 
     @property
     def _pulled_one_by_one(self) -> Dense:
-        """Of a tensor that is computed with: J may take a huge gradient to a small one (``w - w.mean()``), whose factor is
-        large. The sum before it was pulled would lose the other samples in the terms that J takes away.
+        """The gradients pulled one by one, for a tensor that is computed with: J may take a huge gradient to a small one
+        (``w - w.mean()``), whose factor is large. The sum before it was pulled would lose the other samples in the terms that
+        J takes away.
         """
         if self._own is None:
             self._own = Dense(self.instantiate())

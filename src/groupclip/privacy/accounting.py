@@ -47,7 +47,7 @@ _WHOLE_ORDERS = (*(float(order) for order in range(2, 33)), 40.0, 48.0, 56.0, 64
 
 
 def version() -> str:
-    """The version of dp-accounting that the figures come from."""
+    """Return the version of dp-accounting that the figures come from."""
     from importlib.metadata import version as installed
 
     return installed("dp-accounting")
@@ -55,7 +55,7 @@ def version() -> str:
 
 @lru_cache(maxsize=4096)
 def epsilon_bounds(step: Step, steps: int, delta: float, plan: int) -> Bounds:
-    """Bounds on epsilon at ``delta`` after ``steps`` of ``plan`` planned steps (the plan chooses the PLD's grid).
+    """Return bounds on epsilon at ``delta`` after ``steps`` of ``plan`` planned steps (the plan chooses the PLD's grid).
 
     One grid for the whole plan keeps epsilon non-decreasing in ``steps``, and makes a curve over steps cheap.
     """
@@ -64,7 +64,7 @@ def epsilon_bounds(step: Step, steps: int, delta: float, plan: int) -> Bounds:
 
 
 def rough_bounds(step: Step, steps: int, delta: float) -> Bounds:
-    """As :func:`epsilon_bounds`, PLD on a few points and RDP at a few orders: one cheap evaluation, for a search over sigma."""
+    """Do :func:`epsilon_bounds` cheaply, for a search over sigma: PLD on a few points and RDP at a few orders, evaluated once."""
     orders = None if step.sampling == "without-replacement" else _FEW_ORDERS  # its own are few, and whole
     grid = _width(step, steps, orders) / _ROUGH_BINS if "PLD" in step.who else math.inf
     found = _on_grid(step, steps, delta, grid if grid <= _COARSEST_GRID else None, "", orders)
@@ -87,7 +87,7 @@ def _on_grid(
 
 @lru_cache(maxsize=4096)
 def delta_bounds(step: Step, steps: int, epsilon: float, plan: int) -> Bounds:
-    """Bounds on delta at ``epsilon``; as :func:`epsilon_bounds`, on the grid that serves delta = 1e-5.
+    """Return bounds on delta at ``epsilon``; as :func:`epsilon_bounds`, on the grid that serves delta = 1e-5.
 
     Or, where the steps are too many for that, the smallest delta that PLD resolves well: what was asked for is no delta.
     """
@@ -107,7 +107,7 @@ def delta_bounds(step: Step, steps: int, epsilon: float, plan: int) -> Bounds:
 
 
 def _settled_delta(step: Step, steps: int, epsilon: float, grid: float, finest: float) -> float:
-    """On ``grid``, halved on until delta settles: one that serves an epsilon of zero says little of delta."""
+    """Compute delta on ``grid``, halved until delta settles: a grid that serves an epsilon of zero says little of delta."""
     value = float(_composed(step, steps, grid).get_delta_for_epsilon(epsilon))
     while grid / 2 >= finest:
         grid, before = grid / 2, value
@@ -118,13 +118,13 @@ def _settled_delta(step: Step, steps: int, epsilon: float, grid: float, finest: 
 
 
 def guessed_epsilon(step: Step, steps: int, delta: float) -> float | None:
-    """Where a search may start: RDP from a few orders, ten times faster, as if batches were Poisson samples."""
+    """Return where a search may start: RDP from a few orders, ten times faster, as if batches were Poisson samples."""
     poisson = Step(sampling="poisson", adjacency="add-or-remove-one", rate=step.rate, sigma=step.one_sided)
     return _rdp_epsilon(poisson, steps, delta, _FEW_ORDERS)
 
 
 def gaussian_mu(epsilon: float, delta: float) -> float:
-    """The mu of the Gaussian mechanism (mu-GDP) that spends exactly (epsilon, delta)."""
+    """Return the mu of the Gaussian mechanism (mu-GDP) that spends exactly (epsilon, delta)."""
     import dp_accounting
 
     return 1 / float(dp_accounting.get_sigma_gaussian(epsilon, delta))
@@ -132,7 +132,7 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
 
 @lru_cache(maxsize=256)
 def search_epsilon(step: Step, steps: int, delta: float, mean: float, shape: float) -> float | None:
-    """Epsilon of the best of a random number of runs, by RDP (Papernot and Steinke 2022, theorems 2 and 6).
+    """Return epsilon of the best of a random number of runs, by RDP (Papernot and Steinke 2022, theorems 2 and 6).
 
     Args:
         mean, shape: of the number of runs; truncated negative binomial, Poisson where shape is infinite.
@@ -150,7 +150,7 @@ def search_epsilon(step: Step, steps: int, delta: float, mean: float, shape: flo
 
 
 def _exact(step: Step, steps: int, *, epsilon: float = 0.0, delta: float | None = None) -> float | None:
-    """Full batches: epsilon at ``delta``, or delta at ``epsilon`` where no delta is given."""
+    """Account full batches: epsilon at ``delta``, or delta at ``epsilon`` if no delta is given."""
     import dp_accounting
     import numpy as np
     from scipy.special import log_ndtr
@@ -178,13 +178,13 @@ def _rdp_epsilon(step: Step, steps: int, delta: float, at: tuple[float, ...] | N
 
 
 def _composed_rdp(step: Step, steps: int, at: tuple[float, ...] | None = None) -> list[tuple[float, float]]:
-    """(order, divergence after ``steps`` steps), at orders where it is finite."""
+    """Return (order, divergence after ``steps`` steps), at orders where it is finite."""
     return [(order, steps * rate) for order, rate in _rdp_curve(step, at) if rate < math.inf]
 
 
 @lru_cache(maxsize=256)
 def _rdp_curve(step: Step, at: tuple[float, ...] | None = None) -> tuple[tuple[float, float], ...]:
-    """Orders (dp-accounting's by default) and ONE step's Renyi divergence at each; inf where it has none."""
+    """Return orders (dp-accounting's by default) and ONE step's Renyi divergence at each; inf where it has none."""
     import dp_accounting
     from dp_accounting import rdp
 
@@ -217,7 +217,7 @@ def _pld_epsilon(step: Step, steps: int, delta: float, grid: float) -> float | N
 
 @lru_cache(maxsize=2)  # as _one_step
 def _composed(step: Step, steps: int, grid: float):
-    """The distribution of ``steps`` steps, or of up to 0.01 % more: blocks have equal length."""
+    """Return the distribution of ``steps`` steps, or of up to 0.01 % more: blocks have equal length."""
     one_step = _one_step(step, grid)
     blocks = -(-steps // _BLOCK)
     block = one_step.self_compose(-(-steps // blocks))
@@ -253,7 +253,7 @@ def _one_step(step: Step, grid: float):
 
 @lru_cache(maxsize=1024)
 def _grid(step: Step, steps: int, delta: float) -> tuple[float | None, str]:
-    """The PLD's grid: halved until epsilon settles or the size cap is met. (None, why) where it can't serve."""
+    """Return the PLD's grid: halved until epsilon settles or the size cap is met. (None, why) where it can't serve."""
     if "PLD" not in step.who:
         return None, ""
     instead = "; RDP alone" if "RDP" in step.who else ""
@@ -278,7 +278,7 @@ def _grid(step: Step, steps: int, delta: float) -> tuple[float | None, str]:
 
 
 def _width(step: Step, steps: int, orders: tuple[float, ...] | None = None) -> float:
-    """Width of the composed distribution, in privacy loss, roughly; inf if RDP can't tell."""
+    """Estimate the width of the composed distribution in privacy loss; inf if RDP can't tell."""
     reach = 9.0  # standard deviations; dp-accounting cuts at exp(-50), a little further out
     # what a truncated batch adds is a replacement: dp-accounting takes it in at half the noise
     doubled = step.adjacency == "replace-one" or step.sampling == "truncated-poisson"
@@ -300,7 +300,7 @@ def _width(step: Step, steps: int, orders: tuple[float, ...] | None = None) -> f
 
 
 def _guessed_tail(step: Step, steps: int, orders: tuple[float, ...] | None = None) -> float | None:
-    """About how large the privacy loss gets, by RDP of the neighbours that are added or removed."""
+    """Estimate how large the privacy loss gets, by RDP of the neighbours that are added or removed."""
     poisson = Step(sampling="poisson", adjacency="add-or-remove-one", rate=step.rate, sigma=step.sigma)
     tail = _rdp_epsilon(poisson, steps, _TAIL, orders)
     return None if tail is None else tail * (2 if step.adjacency == "replace-one" else 1)

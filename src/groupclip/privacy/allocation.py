@@ -53,7 +53,7 @@ def noise_stds(
 def noise_multiplier_of(
     stds: Mapping[str, float], thresholds: Mapping[str, float], others: Iterable[float] = (), rounding: float = 0.0
 ) -> float:
-    """The sigma that the noise really added amounts to: ``((sum_m (R_m/s_m)^2 + sum_j z_j^-2)^(1/2) + rounding)^-1``.
+    """Return the sigma that the noise really added amounts to: ``((sum_m (R_m/s_m)^2 + sum_j z_j^-2)^(1/2) + rounding)^-1``.
 
     Args:
         stds: s_m by group. Any that is 0 gives 0: no noise.

@@ -8,7 +8,7 @@ LARGEST_SIGMA = 1e6
 
 
 def enough_noise(quick: Callable[[float], float], target: float) -> float:
-    """A sigma with quick(sigma) <= target, within 2 % of the least such one.
+    """Return a sigma with quick(sigma) <= target, within 2 % of the least such one.
 
     ``quick`` is cheap and need not be a bound: :func:`least_noise` starts there and believes only what is reported.
     """
@@ -32,7 +32,7 @@ def enough_noise(quick: Callable[[float], float], target: float) -> float:
 def near_noise(
     rough: Callable[[float], float], reported: Callable[[float], float], start: float, target: float
 ) -> float:
-    """A sigma at which ``reported`` is about ``target``, by a ``rough`` function that follows it and costs less."""
+    """Return a sigma at which ``reported`` is about ``target``, by a ``rough`` function that follows it and costs less."""
     near = least_noise(rough, start, target)
     found = reported(near)
     if 0 < found < math.inf and not 0.997 <= found / target <= 1:
@@ -47,7 +47,7 @@ def _scaled(function: Callable[[float], float], factor: float) -> Callable[[floa
 
 
 def least_noise(reported: Callable[[float], float], start: float, target: float, *, patience: int = 60) -> float:
-    """A sigma with 0.99 * target <= reported(sigma) <= target.
+    """Return a sigma with 0.99 * target <= reported(sigma) <= target.
 
     Secant steps in log-log, kept inside a bracket that grows from ``start``. Stops at 0.998 * target, for noise costs
     accuracy, or at 0.99 * target after ``patience`` steps.

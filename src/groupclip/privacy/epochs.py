@@ -1,4 +1,4 @@
-"""From epochs to steps."""
+"""Turn epochs into steps."""
 
 import math
 
@@ -6,7 +6,7 @@ from groupclip.privacy.mechanism import MOST_STEPS
 
 
 def steps_of(epochs: float, size: int, batch: float) -> int:
-    """Steps in which each of ``size`` samples is drawn ``epochs`` times on average; rounded up, at least 1.
+    """Return steps in which each of ``size`` samples is drawn ``epochs`` times on average; rounded up, at least 1.
 
     Raises:
         ValueError: more steps than a mechanism may have.

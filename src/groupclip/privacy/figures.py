@@ -12,7 +12,7 @@ _READINGS = (
 
 
 def figure(epsilon: float) -> str:
-    """Three significant digits, rounded up: the printed guarantee is never better than the proven one."""
+    """Return three significant digits, rounded up: the printed guarantee is never better than the proven one."""
     if epsilon == 0:
         return "0"
     unit = 10.0 ** (math.floor(math.log10(epsilon)) - 2)
@@ -22,5 +22,5 @@ def figure(epsilon: float) -> str:
 
 
 def reading(epsilon: float) -> str:
-    """What a figure amounts to, in words."""
+    """Return what a figure amounts to, in words."""
     return next(words for limit, words in _READINGS if epsilon <= limit)

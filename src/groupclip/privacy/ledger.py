@@ -73,11 +73,11 @@ class Ledger:
         return ""
 
     def void(self, reason: str) -> None:
-        """No epsilon may be claimed for these steps: :meth:`spent` and :meth:`epsilon` raise PrivacyViolation and say so."""
+        """Forbid to claim epsilon for these steps: :meth:`spent` and :meth:`epsilon` raise PrivacyViolation and say so."""
         self._void = reason
 
     def spent(self, *, delta: float, sampling_vouched_by_user: bool = False) -> PrivacySpent:
-        """What the released steps have spent at ``delta``.
+        """Return what the released steps have spent at ``delta``.
 
         Raises:
             PrivacyViolation: steps on batches that groupclip didn't draw, and nobody vouches for their sampling; noise that can
@@ -88,19 +88,19 @@ class Ledger:
         if self._steps["user"] and not sampling_vouched_by_user:
             raise PrivacyViolation(
                 f"{self._steps['user']} of {self.steps} steps were on batches that groupclip didn't draw, or not on exactly one "
-                f"whole batch of those it drew, in turn; and epsilon holds for {self.mechanism.sampling} batches alone: shuffled "
-                "ones, of a fixed size, or chosen by what is in them protect less. Draw them by groupclip.logical_batches(dataset, "
-                "mechanism), and take one step on each, also on an empty one. If they were drawn as the plan says, and you answer "
-                "for that, pass sampling_vouched_by_user=True"
+                f"whole batch of those it drew, in turn. Epsilon holds for {self.mechanism.sampling} batches alone: batches that "
+                "are shuffled, of a fixed size, or chosen by what is in them protect less. Draw batches by "
+                "groupclip.logical_batches(dataset, mechanism), and take one step on each, also on an empty one. If the batches "
+                "were drawn as the plan says, and you vouch for that, pass sampling_vouched_by_user=True"
             )
         return self.mechanism.spent(delta=delta, steps=self.steps)
 
     def epsilon(self, *, delta: float, sampling_vouched_by_user: bool = False) -> float:
-        """Epsilon of the released steps at ``delta``; 0 before the first. As :meth:`spent`."""
+        """Return epsilon of the released steps at ``delta``; 0 before the first. As :meth:`spent`."""
         return self.spent(delta=delta, sampling_vouched_by_user=sampling_vouched_by_user).epsilon
 
     def state_dict(self) -> dict[str, object]:
-        """JSON-able: the plan, its hash and the counts. Holds no secret."""
+        """Return JSON-able values: the plan, its hash and the counts. They hold no secret."""
         return {
             "version": 1,
             "mechanism": self.mechanism.to_dict(),
@@ -109,7 +109,7 @@ class Ledger:
         }
 
     def steps_in(self, state: Mapping[str, object]) -> int:
-        """The number of steps that a saved ledger counts. Raises ValueError for what isn't one."""
+        """Return the number of steps that a saved ledger counts. Raises ValueError for what isn't one."""
         if set(state) != _KEYS:
             raise ValueError(f"not the state of a ledger: its keys are {sorted(state)}, they should be {sorted(_KEYS)}")
         return sum(_counts(state["steps"]).values())
@@ -162,7 +162,7 @@ class Ledger:
 
 
 def _counts(steps: object) -> dict[str, int]:
-    """The counts, checked: whole, not negative, one per sampler."""
+    """Return the counts, checked: whole, not negative, one per sampler."""
     if not isinstance(steps, Mapping) or set(steps) != set(SAMPLERS):
         raise ValueError(f"the saved ledger's steps={steps!r} must count {' and '.join(SAMPLERS)}")
     for sampler, count in steps.items():

@@ -25,7 +25,7 @@ _CAP = 6.5  # standard deviations above the mean: there truncation costs nothing
 
 @dataclass(frozen=True, kw_only=True)
 class Mechanism:
-    """Gaussian steps on sampled batches.
+    """Plans Gaussian steps on sampled batches, in public facts.
 
     Args:
         dataset_size: number of samples n (of users where ``unit`` is "user"). Public: add-or-remove adjacency
@@ -115,11 +115,11 @@ class Mechanism:
         return self._step(self._sigma())
 
     def epsilon(self, *, delta: float, steps: int | None = None) -> float:
-        """Epsilon at ``delta`` after ``steps`` steps (all by default): see :meth:`spent`."""
+        """Return epsilon at ``delta`` after ``steps`` steps (all by default): see :meth:`spent`."""
         return self.spent(delta=delta, steps=steps).epsilon
 
     def spent(self, *, delta: float, steps: int | None = None, accountant: str | None = None) -> PrivacySpent:
-        """Epsilon at ``delta`` after ``steps`` of the planned steps, with every accountant's figure.
+        """Return epsilon at ``delta`` after ``steps`` of the planned steps, with every accountant's figure.
 
         Args:
             accountant: "PLD", "RDP" or "exact": that one's figure alone, to compare with others'. By default the smallest.
@@ -137,7 +137,7 @@ class Mechanism:
         return spent_by(step, steps, delta, accounting.epsilon_bounds(step, steps, delta, self.steps), accountant)
 
     def delta(self, *, epsilon: float, steps: int | None = None) -> float:
-        """The smallest proven delta at ``epsilon`` >= 0 after ``steps`` steps (all by default)."""
+        """Return the smallest proven delta at ``epsilon`` >= 0 after ``steps`` steps (all by default)."""
         epsilon = number("epsilon", epsilon)
         if epsilon < 0:
             raise ValueError(f"epsilon={epsilon!r} must be >= 0")
@@ -151,11 +151,11 @@ class Mechanism:
         return min(max(bounds.value, 1e-300), 1.0)
 
     def delta_curve(self, epsilons: Sequence[float], *, steps: int | None = None) -> tuple[float, ...]:
-        """delta(epsilon) at each of ``epsilons``: the whole guarantee, of which (epsilon, delta) is one point."""
+        """Return delta(epsilon) at each of ``epsilons``: the whole guarantee, of which (epsilon, delta) is one point."""
         return tuple(self.delta(epsilon=epsilon, steps=steps) for epsilon in epsilons)
 
     def gdp_mu(self, *, delta_floor: float = 1e-10, steps: int | None = None) -> float:
-        """The least mu whose Gaussian trade-off curve (mu-GDP, Dong et al. 2022) covers delta(epsilon) >= delta_floor.
+        """Return the least mu whose Gaussian trade-off curve (mu-GDP, Dong et al. 2022) covers delta(epsilon) >= delta_floor.
 
         An ESTIMATE for comparisons, not a guarantee: of delta(epsilon) at 41 points, and below ``delta_floor`` the true
         curve may lie above the Gaussian one, for a sampled Gaussian is no Gaussian. It is not the mu of the central limit
@@ -169,7 +169,7 @@ class Mechanism:
         return max(accounting.gaussian_mu(epsilon, delta) for epsilon, delta in curve if delta < 1)
 
     def calibrate(self, *, epsilon: float, delta: float, accountant: str | None = None) -> "Mechanism":
-        """The same plan with the least noise found for which 0.99 * epsilon <= epsilon(delta) <= epsilon.
+        """Return the same plan with the least noise found for which 0.99 * epsilon <= epsilon(delta) <= epsilon.
 
         Args:
             accountant: "PLD", "RDP" or "exact": by that one's figure. By default by the smallest, which needs the least noise.
@@ -206,12 +206,12 @@ class Mechanism:
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def to_dict(self) -> dict[str, int | float | str | None]:
-        """Every field, JSON-able."""
+        """Return every field, JSON-able."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @classmethod
     def from_dict(cls, facts: Mapping[str, object]) -> "Mechanism":
-        """The inverse of :meth:`to_dict`; ValueError on an unknown or a missing key."""
+        """Return the inverse of :meth:`to_dict`; ValueError on an unknown or a missing key."""
         known = [field.name for field in fields(cls)]
         unknown = sorted(set(facts) - set(known))
         missing = [name for name in ("dataset_size", "expected_batch_size", "steps") if name not in facts]
@@ -251,7 +251,7 @@ class Mechanism:
         return self.noise_multiplier
 
     def _step(self, sigma: float) -> Step:
-        """What the accountants are asked about. Every sample with probability 1 is a full batch."""
+        """Return what the accountants are asked about. Every sample with probability 1 is a full batch."""
         full = self.sampling == "full-batch" or (self.sampling == "poisson" and self.sample_rate == 1)
         batch = self.expected_batch_size if self.sampling == "without-replacement" else self.max_batch_size
         return Step(
@@ -265,7 +265,7 @@ class Mechanism:
 
 
 def _cap(sampling: str, size: int, batch: float, cap: int | None) -> int | None:
-    """``max_batch_size``, checked or filled in."""
+    """Return ``max_batch_size``, checked or filled in."""
     if sampling != "truncated-poisson":
         if cap is not None:
             raise ValueError(

@@ -43,8 +43,8 @@ class Step:
         sampling, adjacency: a pair of ``ACCOUNTANTS``.
         rate: q, with which a sample enters the batch.
         sigma: noise multiplier.
-        dataset_size: n. Of use without Poisson sampling only, as is
-        batch: the size of a batch drawn without replacement, the cap of a truncated one.
+        dataset_size: n; needed only without Poisson sampling.
+        batch: the size of a batch drawn without replacement, or the cap of a truncated batch.
     """
 
     sampling: str
@@ -86,7 +86,7 @@ class Bounds:
         return next((name for name, bound in named if bound is not None and bound == self.value), "none")
 
     def only(self, accountant: str | None) -> "Bounds":
-        """The bound of one accountant; all of them where none is named."""
+        """Return the bound of one accountant; all of them where none is named."""
         if accountant is None:
             return self
         return Bounds(**{accountant.lower(): getattr(self, accountant.lower())}, note=self.note)

@@ -27,7 +27,7 @@ _MOST_WEIGHT = 500.0  # of one inversion: see _weight
 def search_cost(
     mechanism: Mechanism, *, delta: float, mean_runs: float, law: str | float = "geometric"
 ) -> PrivacySpent:
-    """Epsilon of releasing the best of a random number of runs of ``mechanism``, all their steps, by RDP.
+    """Return epsilon of releasing the best of a random number of runs of ``mechanism``, all their steps, by RDP.
 
     Args:
         mechanism: of each run; they may differ in anything that isn't a fact of the mechanism (learning rate, model,
@@ -58,7 +58,7 @@ def search_cost(
 def calibrate_search(
     mechanism: Mechanism, *, epsilon: float, delta: float, mean_runs: float, law: str | float = "geometric"
 ) -> Mechanism:
-    """The same plan with the least noise for which the whole search spends 0.99 * epsilon to epsilon.
+    """Find the least noise with which the whole search spends 0.99 * epsilon to epsilon; return the same plan with it.
 
     Raises:
         ValueError: as :func:`search_cost` and :meth:`groupclip.Mechanism.calibrate`.
@@ -77,7 +77,7 @@ def calibrate_search(
 
 
 def draw_runs(mean_runs: float, law: str | float = "geometric") -> int:
-    """How many runs to make, from the operating system's randomness. Keep it secret; Poisson may give 0.
+    """Draw how many runs to make, from the operating system's randomness. Keep the number secret; Poisson may give 0.
 
     By inversion: P(K = k) is proportional to (1 - gamma)^k prod_{l<k} (l + shape) / (l + 1) for k >= 1.
     """
@@ -98,7 +98,7 @@ def _require_rdp(mechanism: Mechanism) -> None:
 
 
 def _inverted(uniform: float, mean: float, shape: float) -> int:
-    """The smallest k with P(K <= k) > uniform, where P(K = 0) or what stands for it is above exp(-500)."""
+    """Return the smallest k with P(K <= k) > uniform, where P(K = 0) or what stands for it is above exp(-500)."""
     if shape == math.inf:
         return _part(uniform, mean, shape, 1)
     if mean == 1:
@@ -109,7 +109,7 @@ def _inverted(uniform: float, mean: float, shape: float) -> int:
 
 
 def _part(uniform: float, mean: float, shape: float, parts: int) -> int:
-    """One of ``parts`` independent numbers whose sum has the law, by inversion.
+    """Return one of ``parts`` independent numbers whose sum has the law, by inversion.
 
     A Poisson number is a sum of Poisson numbers, a negative binomial one of such with a part of the shape each. That the
     latter isn't truncated changes nothing where it is split: it is 0 with probability exp(-500) at most.
@@ -121,7 +121,7 @@ def _part(uniform: float, mean: float, shape: float, parts: int) -> int:
 
 
 def _walked(uniform: float, first: int, mass: float, mean: float, factor: float, shape: float) -> int:
-    """The smallest k >= first with P(K <= k) > uniform; P(K = first) is ``mass``."""
+    """Return the smallest k >= first with P(K <= k) > uniform; P(K = first) is ``mass``."""
     k, left = first, uniform - mass
     # past the mean, masses this small are less than the rounding of what is left
     while left >= 0 and (k < mean or mass > 1e-20):

@@ -15,7 +15,7 @@ _LITTLE_NOISE = "with so little noise a single step may tell whether a sample wa
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacySpent:
-    """What has been spent: (epsilon, delta), and which accountant says so.
+    """Holds what has been spent: (epsilon, delta), and which accountant says so.
 
     ``epsilon`` is the smallest of ``exact``, ``rdp`` and ``pld`` (all are upper bounds; None where one can't
     answer). ``accountant`` is "PLD", "RDP", "exact" (full batches) or, before the first step, "none". ``note`` says
@@ -33,7 +33,7 @@ class PrivacySpent:
 
 
 def spent_by(step: Step, steps: int, delta: float, found: Bounds, accountant: str | None = None) -> PrivacySpent:
-    """The smallest of the bounds, or that of ``accountant``. ValueError where there is none."""
+    """Return the smallest of the bounds, or that of ``accountant``. ValueError where there is none."""
     bounds = found.only(accountant)
     if bounds.value is None:
         raise ValueError(no_figure(step, bounds, "a larger delta"))
@@ -58,7 +58,7 @@ def warn_if_lax(delta: float, dataset_size: int, unit: str) -> None:
 
 
 def told_lax(delta: float, dataset_size: int, unit: str) -> str:
-    """How much a delta of 1/n or more is, and why that means nothing; "" below 1/n."""
+    """Return how much a delta of 1/n or more is, and why that means nothing; "" below 1/n."""
     share = 1 / dataset_size
     if delta < share:
         return ""
@@ -67,7 +67,7 @@ def told_lax(delta: float, dataset_size: int, unit: str) -> str:
 
 
 def default_delta(dataset_size: int) -> float:
-    """min(1e-5, 1 / (2n)): the delta to use when none is asked for.
+    """Return min(1e-5, 1 / (2n)), the delta to use when none is asked for.
 
     Publishing one record picked at random satisfies (0, 1/n), so delta has to be below 1/n to mean anything;
     1/(2n) is the field's custom for fine-tuning (and 1e-5 at the paper's n = 50,000). For small n that alone
@@ -78,7 +78,7 @@ def default_delta(dataset_size: int) -> float:
 
 
 def checked_delta(delta: float) -> float:
-    """``delta`` as a float; ValueError where no accountant can answer."""
+    """Return ``delta`` as a float; ValueError where no accountant can answer."""
     delta = number("delta", delta)
     if not accounting.SMALLEST_DELTA <= delta < 1:
         raise ValueError(
@@ -89,7 +89,7 @@ def checked_delta(delta: float) -> float:
 
 
 def no_figure(step: Step, bounds: Bounds, easier: str) -> str:
-    """Why no accountant gives a figure, and what to do: ``easier`` is what may be asked for instead."""
+    """Say why no accountant gives a figure, and what to do: ``easier`` is what may be asked for instead."""
     if bounds.note and "RDP" not in step.who:
         return (
             f"no accountant gives a figure for sampling={step.sampling!r} with adjacency={step.adjacency!r} here: "

@@ -77,5 +77,5 @@ def group_thresholds(thresholds: Thresholds, groups: Sequence[str]) -> dict[str,
 
 
 def sensitivity(thresholds: Mapping[str, float]) -> float:
-    """``||(R_1, .., R_M)||``: how far one sample can move the sum of clipped gradients (add or remove one)."""
+    """Return ``||(R_1, .., R_M)||``: how far one sample can move the sum of clipped gradients (add or remove one)."""
     return math.sqrt(math.fsum(r * r for r in thresholds.values()))

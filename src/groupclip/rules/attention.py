@@ -28,7 +28,7 @@ def multi_head_attention(
     k_proj_weight: Any = None, v_proj_weight: Any = None, static_k: Tensor | None = None,
     static_v: Tensor | None = None, average_attn_weights: bool = True, is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """The same result as torch's own; attention dropout draws the same numbers of random numbers in another order."""
+    """Compute what torch's operation does; attention dropout draws as many random numbers as torch, in another order."""
     del embed_dim_to_check
     if static_k is not None or static_v is not None or query.dim() != 3:
         raise NotSplit
@@ -72,7 +72,7 @@ def _project(call: Call, q: Any, k: Any, v: Any, weights: Any, bias: Any, same: 
 
 
 def _append(call: Call, x: Tensor, token: Any) -> Any:
-    """``x [N, S, E]`` with a learnt position ``[1, 1, E]`` at the end."""
+    """Return ``x [N, S, E]`` with a learnt position ``[1, 1, E]`` at the end."""
     token = dispatch_or_run(call, Tensor.expand, token, x.shape[0], 1, x.shape[2])
     return dispatch_or_run(call, torch.cat, [x, token], 1)
 
@@ -80,7 +80,7 @@ def _append(call: Call, x: Tensor, token: Any) -> Any:
 def _mask(
     attn_mask: Tensor | None, padding: Tensor | None, batch: int, heads: int, dtype: torch.dtype
 ) -> Tensor | None:
-    """One additive mask that broadcasts to ``[N, H, L, S]``."""
+    """Return one additive mask that broadcasts to ``[N, H, L, S]``."""
     mask = None
     if attn_mask is not None:
         mask = _additive(attn_mask, dtype)
@@ -105,7 +105,7 @@ def scaled_dot_product(
     call: Call, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
     scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
-    """With a learnt bias for a mask (T5, BEiT, Swin): written out, so that it is added like any other.
+    """Write out attention with a learnt bias for a mask (T5, BEiT, Swin), so that the bias is added like any other.
 
     So does torch, where a mask takes gradients; rows that are masked as a whole attend to nothing.
     """
@@ -117,7 +117,7 @@ def scaled_dot_product(
 
 
 def _safe_softmax(part: Part, scores: Tensor) -> Tensor:
-    """A row that is masked as a whole is zero. Torch's own operation keeps its output only, and has no batching rule."""
+    """Make a row that is masked as a whole zero. Torch's operation keeps its output only, and has no batching rule."""
     if part.on_top and part.holds(scores):
         with natively():
             return part.logical(torch.ops.aten._safe_softmax(part.physical(scores), -1))

@@ -24,7 +24,7 @@ def embedding_bag(
     scale_grad_by_freq: bool = False, mode: str = "mean", sparse: bool = False, per_sample_weights: Any = None,
     include_last_offset: bool = False, padding_idx: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """``input`` integers ``[K, T]``, or ``[N]`` with ``offsets [K]``, for K bags of a sample; ``weight [V, d]``."""
+    """Take ``input`` integers ``[K, T]``, or ``[N]`` with ``offsets [K]``, for K bags of a sample; ``weight [V, d]``."""
     del max_norm, norm_type, scale_grad_by_freq, sparse
     if call.is_private(per_sample_weights) or not call.is_private(weight):
         raise NotSplit
@@ -57,7 +57,7 @@ def embedding_bag(
 
 
 def _bags(call: Call, offsets: Tensor | None, last: bool, length: int) -> list[tuple[int, int]]:
-    """Where each bag of a sample begins and ends: the same for all samples that run together."""
+    """Return where each bag of a sample begins and ends: the same for all samples that run together."""
     if offsets is None:
         raise NotSplit
     found = call.samples(offsets)

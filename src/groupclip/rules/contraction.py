@@ -80,7 +80,7 @@ def contraction(call: Call, operands: Sequence[Any], terms: Sequence[str], resul
     product = ",".join(held) + "->" + front + letters.inputs
 
     def by_sample(x: Tensor, features: int) -> Tensor:
-        """``[B, *positions, *maps, *features]`` to ``[B, T, h, features]``."""
+        """Turn ``[B, *positions, *maps, *features]`` into ``[B, T, h, features]``."""
         return x.reshape(len(x), prod(sizes[p] for p in letters.positions), maps, features)
 
     def book(saved: Any, grads: Any) -> list[PerSample]:

@@ -16,13 +16,13 @@ from .contraction import contraction
 
 
 def einsum(call: Call, equation: str, *operands: Any) -> Tensor:
-    """With one private operand, on either side. Sublists and lists of operands arrive in this form."""
+    """Contract with one private operand, on either side. Sublists and lists of operands arrive in this form."""
     terms, result = _read(equation, [operand.dim() for operand in operands])
     return contraction(call, operands, terms, result)
 
 
 def _read(equation: str, dims: list[int]) -> tuple[list[str], str]:
-    """The letters of each operand and of the result: an ellipsis written out, and a result that is left out put in."""
+    """Return the letters of each operand and of the result: an ellipsis written out, and a result that is left out put in."""
     left, arrow, result = equation.replace(" ", "").partition("->")
     terms = left.split(",")
     if len(terms) != len(dims):
@@ -38,7 +38,7 @@ def _read(equation: str, dims: list[int]) -> tuple[list[str], str]:
 
 
 def product(call: Call, left: Any, right: Any) -> Tensor:
-    """``torch.matmul`` of any dimensions: vectors, matrices, and stacks that broadcast."""
+    """Take ``torch.matmul`` of any dimensions: vectors, matrices, and stacks that broadcast."""
     letters = iter(ascii_letters)
     rows, inner, columns = (next(letters) for _ in range(3))
     ends = ([inner] if left.dim() == 1 else [rows, inner], [inner] if right.dim() == 1 else [inner, columns])
@@ -57,7 +57,7 @@ def product(call: Call, left: Any, right: Any) -> Tensor:
 
 
 def inner(call: Call, input: Any, other: Any) -> Tensor:
-    """Over the last dimensions of both."""
+    """Contract the last dimensions of both."""
     if input.dim() == 0 or other.dim() == 0:
         raise NotSplit
     first, second = ascii_letters[1 : input.dim()], ascii_letters[input.dim() : input.dim() + other.dim() - 1]
@@ -65,7 +65,7 @@ def inner(call: Call, input: Any, other: Any) -> Tensor:
 
 
 def outer(call: Call, input: Any, vec2: Any) -> Tensor:
-    """Of two vectors."""
+    """Multiply two vectors, each entry of one by each of the other."""
     return contraction(call, [input, vec2], ["a", "b"], "ab")
 
 
@@ -83,19 +83,19 @@ def tensordot(call: Call, a: Any, b: Any, dims: int | Sequence[Sequence[int]] = 
 
 
 def bilinear(call: Call, input1: Any, input2: Any, weight: Any, bias: Any = None) -> Any:
-    """``input1 [.., d]``, ``input2 [.., e]``, ``weight [p, d, e]``, ``bias [p]``."""
+    """Take ``input1 [.., d]``, ``input2 [.., e]``, ``weight [p, d, e]``, ``bias [p]``."""
     front = ascii_letters[: input1.dim() - 1]
     out = dispatch_or_run(call, torch.einsum, f"{front}y,{front}z,xyz->{front}x", input1, input2, weight)
     return out if bias is None else dispatch_or_run(call, torch.add, out, bias)
 
 
 def bmm(call: Call, input: Any, mat2: Any) -> Any:
-    """A stack of matrices that is a parameter."""
+    """Multiply by a stack of matrices that is a parameter."""
     return product(call, input, mat2)
 
 
 def baddbmm(call: Call, input: Any, batch1: Any, batch2: Any, *, beta: float = 1, alpha: float = 1) -> Any:
-    """``beta input + alpha batch1 @ batch2``, any of them private."""
+    """Take ``beta input + alpha batch1 @ batch2``, any of them private."""
     if beta == 0:
         raise NotSplit
     out = dispatch_or_run(call, torch.mul, dispatch_or_run(call, torch.bmm, batch1, batch2), alpha)

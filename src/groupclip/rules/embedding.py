@@ -19,7 +19,7 @@ def embedding(
     call: Call, input: Any, weight: Any, padding_idx: int | None = None, max_norm: float | None = None,
     norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False,
 ) -> Tensor:  # fmt: skip
-    """``input`` integers ``[..]``, ``weight [V, d]``."""
+    """Take ``input`` integers ``[..]``, ``weight [V, d]``."""
     del max_norm, norm_type, scale_grad_by_freq, sparse  # the gradient that comes out is dense: noise is
     if not call.is_private(weight):
         raise NotSplit

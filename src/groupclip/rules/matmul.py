@@ -16,7 +16,7 @@ from .shapes import autocast_to, by_position
 
 
 def matmul(call: Call, input: Any, other: Any) -> Tensor:
-    """``x [.., d] @ W [d, p]`` or ``W [p, d] @ x [.., d, n]``; other shapes are told by letters."""
+    """Take ``x [.., d] @ W [d, p]`` or ``W [p, d] @ x [.., d, n]``; other shapes go by letters."""
     try:
         return _right(call, input, other) if call.is_private(other) else _left(call, input, other)
     except NotSplit:
@@ -49,7 +49,7 @@ def _left(call: Call, weight: Any, input: Any) -> Tensor:
 
 
 def rmatmul(call: Call, self: Any, other: Any) -> Tensor:
-    """``other @ self``."""
+    """Take ``other @ self``."""
     return matmul(call, other, self)
 
 

@@ -29,7 +29,7 @@ GATES = {TANH: 1, RELU: 1, GRU: 3, LSTM: 4}
 
 @dataclass(frozen=True)
 class Steps:
-    """How many samples take part in each step, and which way the steps are gone."""
+    """Says how many samples take part in each step, and in which direction the steps go."""
 
     sizes: tuple[int, ...]
     backwards: bool
@@ -42,7 +42,7 @@ class Steps:
         return rows[::-1] if self.backwards else rows
 
     def before(self, states: Tensor, first: Tensor) -> Tensor:
-        """``[N, H]``: the state that each row started from, of the states that came out and the first ones ``[B, H]``."""
+        """Return ``[N, H]``: the state that each row started from, of the states that came out and the first ones ``[B, H]``."""
         previous, state = torch.empty_like(states), first[:0]
         for rows in self.order:
             state = previous[rows] = _entering(state, first, rows.stop - rows.start)
@@ -51,13 +51,13 @@ class Steps:
 
 
 def _entering(state: Tensor, first: Tensor, size: int) -> Tensor:
-    """The states of ``size`` samples: those who have ended leave, and those who begin now bring their first one."""
+    """Return the states of ``size`` samples: those who have ended leave, and those who begin now bring their first one."""
     return state[:size] if len(state) >= size else torch.cat([state, first[len(state) : size]])
 
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """Of one direction: ``w_ih [G H, d]``, ``w_hh [G H, H']``, biases ``[G H]`` or None; ``w_hr [H', H]`` of a projection."""
+    """Holds one direction: ``w_ih [G H, d]``, ``w_hh [G H, H']``, biases ``[G H]`` or None; ``w_hr [H', H]`` of a projection."""
 
     w_ih: Any
     w_hh: Any
@@ -73,7 +73,7 @@ def attach_gradients(
     kind: str, steps: Steps, x: Tensor, first: tuple[Tensor, ...], values: Sequence[Tensor], weights: Weights,
     hooks: Sequence[Tensor],
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """The values of one direction, differentiable.
+    """Return the values of one direction, differentiable.
 
     Args:
         kind: of cell.
@@ -113,7 +113,7 @@ class _Recurrence(torch.autograd.Function):
 
 @dataclass(frozen=True, eq=False)
 class _Slopes:
-    """Of all rows at once. The gradient of r is ``s * recurrent``, that of p is ``s * inputs``.
+    """Holds the slopes of all rows. The gradient of r is ``s * recurrent``, that of p is ``s * inputs``.
 
     With s the gradient of the new state, once for each gate; for an LSTM that of the cell for the gates that make it, and
     that of the hidden state for the last. ``keep``: of the new state (LSTM: cell) with respect to the old one, apart from r.
@@ -157,7 +157,7 @@ def _slopes(kind: str, steps: Steps, x: Tensor, out: Tensor, first: Sequence[Ten
 def _back(
     kind: str, steps: Steps, slopes: _Slopes, weights: Weights, grad: Tensor, last: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor | None, list[Tensor]]:
-    """Gradients of p, r, of a projection (see :func:`attach_gradients`), and of the first states.
+    """Return gradients of p, r, of a projection (see :func:`attach_gradients`), and of the first states.
 
     Args:
         grad: ``[N, H']`` of the outputs; last: of the last states.

@@ -22,12 +22,12 @@ from .recurrence import GATES, GRU, LSTM, RELU, TANH, Steps, Weights, attach_gra
 
 
 def _innermost(x: Tensor) -> Tensor:
-    """``[size, N, f]`` to rows ``[N * size, f]``."""
+    """Turn ``[size, N, f]`` into rows ``[N * size, f]``."""
     return x.transpose(0, 1).flatten(0, 1)
 
 
 def _outermost(rows: Tensor, size: int) -> Tensor:
-    """``[N * size, f]`` to ``[size, N, f]``."""
+    """Turn ``[N * size, f]`` into ``[size, N, f]``."""
     return rows.unflatten(0, (-1, size) if size else (0, 0)).transpose(0, 1)
 
 
@@ -117,7 +117,7 @@ def _layer(
     call: Call, kind: str, sizes: Sequence[int], rows: Tensor, begin: tuple[Tensor, ...], each: Sequence[Weights],
     run: Callable[[Tensor], tuple[Tensor, ...]],
 ) -> tuple[Tensor, list[tuple[Tensor, ...]]]:  # fmt: skip
-    """One layer: its outputs ``[N, directions H]``, and the last states of each direction."""
+    """Return one layer: its outputs ``[N, directions H]``, and the last states of each direction."""
     with torch.no_grad():
         out, *last = run(rows)
     width = out.shape[1] // len(each)
@@ -178,7 +178,7 @@ def _hooks(
 
 
 def _agreed_sizes(call: Call, sizes: Any) -> list[int]:
-    """How many sequences of a sample take part in each step: the same for all samples that run together."""
+    """Return how many sequences of a sample take part in each step: the same for all samples that run together."""
     if not call.holds(sizes):
         return sizes.tolist()
     found = call.samples(sizes)
@@ -188,7 +188,7 @@ def _agreed_sizes(call: Call, sizes: Any) -> list[int]:
 
 
 def _of_each(call: Call, state: Any) -> Tensor:
-    """A state of all samples; one that is learnt is expanded for each."""
+    """Return a state of all samples; one that is learnt is expanded for each."""
     return spread(call.part, state) if call.is_private(state) else call.samples(state)
 
 
@@ -210,7 +210,7 @@ def _weights(call: Call, params: Sequence[Any], biased: bool, count: int) -> lis
 
 
 def _refuse_computed(call: Call, weights: Weights) -> None:
-    """Weights computed from the batch need a gradient of their own, which isn't made here."""
+    """Refuse weights computed from the batch: they need a gradient too, which isn't made here."""
     if any(call.value(w).requires_grad for w in weights.given()):
         raise NotSplit
 

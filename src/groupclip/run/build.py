@@ -1,4 +1,4 @@
-"""From settings to the objects that train: model, optimizer, mechanism, engine."""
+"""Make the objects that train from settings: model, optimizer, mechanism, engine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .errors import ConfigError
 
 @dataclass(frozen=True, eq=False)
 class Trainer:
-    """What trains, put together and attached; ``groups`` are of ``model``, ``mechanism`` is the engine's."""
+    """Holds what trains, put together and attached; ``groups`` are of ``model``, ``mechanism`` is the engine's."""
 
     model: nn.Module
     optimizer: Optimizer
@@ -70,7 +70,7 @@ def build(config: RunConfig, task: Task, mechanism: Mechanism | None = None) -> 
 
 
 def plan_of(config: RunConfig, task: Task) -> Mechanism:
-    """The mechanism of a run, without noise yet."""
+    """Make the mechanism of a run, without noise yet."""
     mechanism = Mechanism(
         dataset_size=task.units,
         expected_batch_size=config.batch_size,
@@ -87,7 +87,7 @@ def plan_of(config: RunConfig, task: Task) -> Mechanism:
 def attached(
     config: RunConfig, task: Task, model: nn.Module, optimizer: Optimizer, groups: Partition, mechanism: Mechanism
 ) -> Engine:
-    """The engine of a run; ``groups``: of ``model``, which runs inside a :class:`PerUser` where users are protected."""
+    """Make the engine of a run; ``groups`` are of ``model``, which runs inside a :class:`PerUser` if users are protected."""
     outer, prefix = (model, "") if task.unit == "sample" else (PerUser(model), "model.")
     named = tuple((group, tuple(prefix + name for name in members)) for group, members in groups.groups)
     methods = tuple((prefix + name, method) for name, method in groups.norm_methods)
@@ -105,7 +105,7 @@ def attached(
 
 
 def model_of(config: RunConfig, task: Task) -> nn.Module:
-    """The model of a run, with its first weights."""
+    """Build the model of a run, with its first weights."""
     from ..models import build_model
 
     options = config.model_options
@@ -122,7 +122,7 @@ def model_of(config: RunConfig, task: Task) -> nn.Module:
 
 
 def groups_of(config: RunConfig, task: Task, model: nn.Module, optimizer: Optimizer | None) -> Partition:
-    """The groups of the run; a planned style is planned for a full microbatch, of which only shapes matter."""
+    """Make the groups of a run; a planned style is planned for a full microbatch, of which only shapes matter."""
     if isinstance(config.clipping, str) and config.clipping.startswith(PLANNED):
         from ..memory import planned
 
@@ -134,7 +134,7 @@ def groups_of(config: RunConfig, task: Task, model: nn.Module, optimizer: Optimi
 
 
 def learning_rate(config: RunConfig, step: int) -> float:
-    """The learning rate of step 1..steps: constant, or falling to zero in a line or half a cosine."""
+    """Return the learning rate of step 1..steps: constant, or falling to zero in a line or half a cosine."""
     done = (step - 1) / config.steps
     match config.schedule:
         case "linear":

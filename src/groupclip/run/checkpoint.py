@@ -25,7 +25,7 @@ FORMAT = "groupclip-resume-1"
 
 @dataclass(frozen=True)
 class Progress:
-    """What a run has done besides its weights.
+    """Holds what a run has done besides its weights.
 
     updates: steps that the weights really took (fewer than the ledger counts after a crash).
     lost: (first, last) charged steps whose updates were lost: in crashes, or by an older copy of the checkpoint.
@@ -63,7 +63,7 @@ def save(
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """What :func:`save` wrote, read back."""
+    """Holds what :func:`save` wrote, read back."""
 
     config: dict[str, Any]
     engine: dict[str, Any]
@@ -96,7 +96,7 @@ def load(path: Path) -> Checkpoint:
 
 
 def charged_to(saved: Checkpoint, charged: int) -> tuple[dict[str, Any], Progress]:
-    """The engine's state with its ledger raised to the steps that were charged, and the progress: what is between is lost."""
+    """Raise the ledger of the engine's state to the charged steps, and note in the progress that those between are lost."""
     ledger = dict(saved.engine["ledger"])
     counted = sum(ledger["steps"].values())
     if charged <= counted:
@@ -108,7 +108,7 @@ def charged_to(saved: Checkpoint, charged: int) -> tuple[dict[str, Any], Progres
 
 @contextlib.contextmanager
 def usable(path: Path) -> Iterator[None]:
-    """Inside, what a checkpoint holds is used: an error of its types and shapes is RunFailed."""
+    """Turn errors of a checkpoint's types and shapes, inside, into RunFailed."""
     try:
         yield
     except (KeyError, TypeError, AttributeError, RuntimeError, ValueError) as error:
@@ -117,7 +117,7 @@ def usable(path: Path) -> Iterator[None]:
 
 
 def flatten(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """An optimizer's ``state_dict`` as tensors by name and the rest as JSON-able values."""
+    """Return an optimizer's ``state_dict`` as tensors by name and the rest as JSON-able values."""
     tensors: dict[str, Tensor] = {}
     rest: dict[str, dict[str, Any]] = {}
     for index, entries in state["state"].items():
@@ -131,7 +131,7 @@ def flatten(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]
 
 
 def unflatten(tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> dict[str, Any]:
-    """The inverse of :func:`flatten`, but for tuples, which JSON turned into lists."""
+    """Return the inverse of :func:`flatten`, but for tuples, which JSON turned into lists."""
     state: dict[int, dict[str, Any]] = {int(index): dict(rest) for index, rest in plain["state"].items()}
     for name, value in tensors.items():
         if name.startswith("optimizer."):
@@ -145,6 +145,6 @@ def unflatten(tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> dict[s
 
 
 def plain_tensor(value: Tensor) -> Tensor:
-    """The values alone, on the CPU, contiguous, as a plain tensor that shares memory with nothing."""
+    """Return the values alone, on the CPU, contiguous, as a plain tensor that shares memory with nothing."""
     with torch._C.DisableTorchFunctionSubclass():
         return value.detach().to("cpu", copy=True).contiguous().as_subclass(Tensor)

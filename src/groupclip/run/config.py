@@ -82,7 +82,7 @@ class RunConfig:
     device: str
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able; only what differs from "not given"."""
+        """Return JSON-able values, and only what differs from "not given"."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         values = {name: dict(v) if isinstance(v, Mapping) else v for name, v in values.items()}
         left_out = PRIVATE if self.no_privacy else ("no_privacy",)
@@ -99,7 +99,7 @@ KEYS = (*(f.name for f in fields(RunConfig)), "epochs")
 
 
 def checked_request(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What a person asked for: every name known, every value of the right type; the rest is left open.
+    """Return what a person asked for: every name known, every value of the right type; the rest is left open.
 
     Args:
         given: names of :class:`RunConfig`, or ``epochs`` in place of ``steps``; None counts as not given.
@@ -132,7 +132,7 @@ def checked_request(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The settings in a YAML file, unchecked. ConfigError if it can't be read or holds no mapping."""
+    """Return the settings in a YAML file, unchecked. ConfigError if it can't be read or holds no mapping."""
     import yaml
 
     try:
@@ -155,7 +155,7 @@ def to_yaml(config: RunConfig, heading: str) -> str:
 
 
 def task_options(config_options: Mapping[str, Any]) -> TaskOptions:
-    """The options of a task as :func:`groupclip.tasks.load_task` takes them."""
+    """Return the options of a task as :func:`groupclip.tasks.load_task` takes them."""
     values = dict(config_options)
     if "classes" in values:
         values["classes"] = tuple(values["classes"])

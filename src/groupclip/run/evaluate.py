@@ -18,7 +18,7 @@ _BATCH = 256
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What was measured on held-out and public records.
+    """Holds what was measured on held-out and public records.
 
     test_accuracy: share of held-out records that were right. majority_share: what naming their commonest class for all of
     them has. public_loss: on public records, or None.
@@ -40,7 +40,7 @@ def evaluate(model: nn.Module, task: Task, device: torch.device) -> Evaluation:
 
 
 def _measure(model: nn.Module, records: Records, device: torch.device) -> tuple[float, float, float]:
-    """Accuracy, share of the commonest class, and mean cross-entropy."""
+    """Return accuracy, share of the commonest class, and mean cross-entropy."""
     right, loss, count, of_class = 0, 0.0, 0, Counter[int]()
     training = model.training
     model.eval()

@@ -62,7 +62,7 @@ class Lines:
             os.fsync(self._descriptor)
 
     def in_place(self) -> bool:
-        """Whether what is written goes to the file that others read under this name."""
+        """Return whether what is written goes to the file that others read under this name."""
         return is_file_of(self.path, self._descriptor)
 
     def close(self) -> None:
@@ -70,7 +70,7 @@ class Lines:
 
 
 def is_file_of(path: Path, descriptor: int) -> bool:
-    """Whether ``path`` still names what was opened: not after it was deleted, replaced or moved."""
+    """Return whether ``path`` still names what was opened: not after it was deleted, replaced or moved."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(descriptor))
     except FileNotFoundError:

@@ -102,7 +102,7 @@ def existing_folder(root: Path) -> RunFolder:
                 f"the run in {root} is finished: its release is in {root / 'release'}; nothing is left to resume"
             )
         if (root / "NOT-PRIVATE.txt").is_file():
-            raise ConfigError(f"the run in {root} is one without privacy, which can't be gone on with: start it again")
+            raise ConfigError(f"the run in {root} is one without privacy, which can't go on: start it again")
         raise ConfigError(f"{root} holds no checkpoint (resume/checkpoint.safetensors): start a run with another --out")
     try:
         folder = RunFolder(root)

@@ -18,17 +18,17 @@ _ADVISED = ("clip", "thresholds", "sampling", "optimizer", "lr", "schedule", "mo
 
 
 def near_guessing(accuracy: float, majority: float, count: int) -> bool:
-    """Whether ``accuracy`` on ``count`` records is less than two standard errors above ``majority``."""
+    """Return whether ``accuracy`` on ``count`` records is less than two standard errors above ``majority``."""
     return accuracy < majority + _ERRORS * math.sqrt(majority * (1 - majority) / count)
 
 
 def told_majority(evaluation: Evaluation) -> str:
-    """What to hold the accuracy against, in words."""
+    """Return what to hold the accuracy against, in words."""
     return f"naming the commonest class of the held-out records for all of them has {evaluation.majority_share:.1%}"
 
 
 def findings(config: RunConfig, task: Task, evaluation: Evaluation | None) -> tuple[str, ...]:
-    """Sentences about a run that learnt little or nothing; none about another."""
+    """Return sentences about a run that learnt little or nothing; none about another."""
     if evaluation is None or not near_guessing(
         evaluation.test_accuracy, evaluation.majority_share, len(task.test)
     ):
@@ -40,7 +40,7 @@ def findings(config: RunConfig, task: Task, evaluation: Evaluation | None) -> tu
 
 
 def _hints(config: RunConfig, task: Task) -> list[str]:
-    """What to change, the most promising first."""
+    """Return what to change, the most promising first."""
     if config.no_privacy:
         return ["more --epochs, another --lr or another --model: without noise, they or the data are what holds it back"]
     hints = []

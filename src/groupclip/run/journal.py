@@ -56,7 +56,7 @@ class Journal:
         return self.charged
 
     def in_place(self) -> bool:
-        """Whether the file is still the one that a resumed run would read."""
+        """Return whether the file is still the one that a resumed run would read."""
         return self._lines.in_place()
 
     def close(self) -> None:
@@ -64,7 +64,7 @@ class Journal:
 
 
 def read_journal(path: Path) -> int:
-    """The number of charged steps. A line that was cut off counts as a step.
+    """Return the number of charged steps. A line that was cut off counts as a step.
 
     Raises:
         PrivacyViolation: no journal, or one that isn't as it was written: the steps of this run are not known then.
@@ -90,7 +90,7 @@ def read_journal(path: Path) -> int:
 
 
 def _step(line: bytes) -> int | None:
-    """The number that a line holds; None if it isn't one that :class:`Journal` writes."""
+    """Return the number that a line holds; None if it isn't one that :class:`Journal` writes."""
     try:
         step = json.loads(line)["charged"]
     except (ValueError, KeyError, TypeError):

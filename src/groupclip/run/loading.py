@@ -12,7 +12,7 @@ from .errors import ConfigError
 
 
 def loaded(settings: Mapping[str, Any], workers: int, told: Told | None) -> Task:
-    """The task that settings of a run name. Other arguments, and errors, as of :func:`groupclip.tasks.load_task`."""
+    """Return the task that settings of a run name. Other arguments, and errors, as of :func:`groupclip.tasks.load_task`."""
     options = task_options(settings.get("task_options", {}))
     return load_task(settings["task"], settings.get("data"), options, workers=workers, told=told)
 

@@ -98,12 +98,12 @@ class Loop:
         charged = min(read_journal(self.folder.journal), self.trainer.mechanism.steps)
         if charged > self.ledger.steps:
             raise PrivacyViolation(
-                f"{self.folder.journal} counts {charged} steps, this run {self.ledger.steps}: it was gone on with elsewhere "
+                f"{self.folder.journal} counts {charged} steps, this run {self.ledger.steps}: the run went on elsewhere "
                 f"meanwhile, and those steps would be missing from epsilon. Go on with: {self.folder.resume_command()}"
             )
 
     def _batches(self) -> LogicalBatches:
-        """Of the steps that are left. Truncated ones are filled up to one size, which is what they are planned for."""
+        """Draw the batches of the steps that are left. Truncated batches are filled up to one size, which the plan is made for."""
         mechanism = self.trainer.mechanism
         padded = mechanism.max_batch_size is not None and mechanism.unit == "sample"
         microbatch = self.config.microbatch
@@ -127,7 +127,7 @@ class Loop:
             self.write_checkpoint()
 
     def write_checkpoint(self) -> None:
-        """What :meth:`save` does, but an OSError stays one."""
+        """Write a checkpoint as :meth:`save` does, but let an OSError stay one."""
         checkpoint.save(
             self.folder.checkpoint,
             self.config.to_dict(),
@@ -167,7 +167,7 @@ class Loop:
         return row
 
     def _rescue(self) -> None:
-        """After a failure: keep the steps that were taken, if the weights are whole and the disk has room."""
+        """Keep the steps that were taken before a failure, if the weights are whole and the disk has room."""
         if not self._updating:
             try:
                 self.save()

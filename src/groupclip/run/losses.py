@@ -1,4 +1,4 @@
-"""From a micro-batch, as its sampling and unit give it, to one loss for each unit of privacy."""
+"""Turn a micro-batch, as its sampling and unit give it, into one loss for each unit of privacy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .build import Trainer
 
 
 def unit_losses(trainer: Trainer, piece: Any) -> Tensor:
-    """``[B]``: cross-entropies of the samples of ``piece``; of users the mean over each one's; 0 for what fills a batch up."""
+    """Return ``[B]`` cross-entropies of the samples of ``piece``; each user's mean for users; 0 for what fills a batch up."""
     samples, weights = (piece.samples, piece.weights) if isinstance(piece, Padded) else (piece, None)
     inputs, labels = (tensor.to(trainer.device) for tensor in samples)
     logits = trainer.engine.model(inputs)

@@ -65,12 +65,12 @@ def noisy_norms(engine: Engine) -> dict[str, float | None]:
 
 
 def row_text(row: Mapping[str, Any]) -> str:
-    """One line of JSON."""
+    """Write one line of JSON."""
     return json.dumps(row, allow_nan=False)
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows that were wholly written; a line that was cut off is left out. RunFailed if one isn't of a run."""
+    """Return the rows that were wholly written; a line that was cut off is left out. RunFailed if one isn't of a run."""
     if not path.is_file():
         return []
     whole, _, _ = path.read_text(encoding="utf-8", errors="replace").rpartition("\n")
@@ -90,7 +90,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def steps_told(path: Path, rows: Sequence[Mapping[str, Any]], planned: int) -> int:
-    """How many steps the rows of a file prove to have been released. A row that was cut off may have been seen: it counts.
+    """Return how many steps the rows of a file prove to have been released. A row that was cut off may have been seen: it counts.
 
     Raises:
         PrivacyViolation: rows that one run of ``planned`` steps can't have written, so that its steps are not known.

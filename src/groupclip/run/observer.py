@@ -12,7 +12,7 @@ from .config import RunConfig
 
 @dataclass(frozen=True)
 class Beginning:
-    """What is known before the first step of a process. ``done``: steps charged before it. ``unit``: of privacy."""
+    """Holds what is known before a process's first step. ``done``: steps charged before it. ``unit``: of privacy."""
 
     config: RunConfig
     partition: Partition
@@ -26,13 +26,13 @@ class Observer(Protocol):
     """Told of a run as it goes; asked after every step whether to stop."""
 
     def pretraining(self, step: int, steps: int) -> None:
-        """Public pretraining has done ``step`` of ``steps``; told before :meth:`begin`."""
+        """Hear that public pretraining has done ``step`` of ``steps``, before :meth:`begin`."""
         ...
 
     def begin(self, beginning: Beginning) -> None: ...
 
     def step(self, row: Mapping[str, Any]) -> None:
-        """A row of ``metrics.jsonl``: see :mod:`groupclip.run.metrics`."""
+        """Hear of a row of ``metrics.jsonl``: see :mod:`groupclip.run.metrics`."""
         ...
 
     def stop_requested(self) -> bool: ...

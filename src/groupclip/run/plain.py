@@ -43,7 +43,7 @@ _HEADING = (
 
 @dataclass(frozen=True)
 class PlainOutcome:
-    """What a finished run without privacy gives; ``weights``: the folder that other runs call their release."""
+    """Holds what a finished run without privacy gives; ``weights``: the folder that other runs call their release."""
 
     out: Path
     weights: Path
@@ -168,7 +168,7 @@ class PlainRun:
 
     def _stop_if_asked(self, watcher: Observer, when: str) -> None:
         if watcher.stop_requested():
-            raise RunInterrupted(f"stopped {when}; a run without privacy isn't gone on with: start it again in a new folder")
+            raise RunInterrupted(f"stopped {when}; a run without privacy can't go on: start it again in a new folder")
 
 
 def _optimizer(config: RunConfig, model: nn.Module) -> Optimizer:

@@ -50,7 +50,7 @@ def write_results(
 
 
 def record_of(config: RunConfig) -> dict[str, Any]:
-    """``privacy.json``: the keys that every record has, and no claim."""
+    """Return ``privacy.json``: the keys that every record has, and no claim."""
     return {
         "private": False,
         "obstacles": ["it was trained without clipping and without noise, as a baseline (--no-privacy)"],

@@ -28,7 +28,7 @@ def check_pretrainable(config: RunConfig, model: nn.Module) -> None:
 def pretrained(
     config: RunConfig, task: Task, trainer: Trainer, on_step: Callable[[int], None]
 ) -> tuple[Trainer, dict[str, object]]:
-    """A trainer whose model was pretrained, and facts about that for reports.
+    """Return a trainer whose model was pretrained, and facts about that for reports.
 
     The engine is taken off meanwhile, which it can be since no private step was taken, and a new one put on.
     """

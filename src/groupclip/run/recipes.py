@@ -82,7 +82,7 @@ EVALUATIONS = 20  # at most that many in a run
 
 
 def plain_recipe(task: str, kind: Literal["image", "text"], model: str | None) -> Recipe:
-    """The defaults of a run without privacy: the private one's model, pretraining and reading, and a training that suits it."""
+    """Return the defaults of a run without privacy: the private run's model, pretraining and reading, and a fitting training."""
     private = recipe(task, kind, model)
     name = model or private.model
     plain = PLAIN_LINEAR if name == "linear" else PLAIN
@@ -90,7 +90,7 @@ def plain_recipe(task: str, kind: Literal["image", "text"], model: str | None) -
 
 
 def recipe(task: str, kind: Literal["image", "text"], model: str | None) -> Recipe:
-    """The defaults for a task and the model that was asked for, if one was."""
+    """Return the defaults for a task and the model that was asked for, if one was."""
     tuned = TUNED.get(task)
     if tuned is not None and model in (None, tuned.model):
         return tuned

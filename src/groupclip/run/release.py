@@ -60,7 +60,7 @@ def write_release(
 def _card(
     config: RunConfig, task: Task, record: PrivacyRecord, progress: Progress, evaluation: Evaluation | None
 ) -> str:
-    """The model card. Everything said of the records is their task's public description."""
+    """Write the model card. Everything said of the records is their task's public description."""
     sections = {"Data": "\n".join(f"- {plain_name(key)}: {value}" for key, value in task.description.items())}
     origin = "trained from random weights"
     if progress.pretraining is not None:
@@ -146,7 +146,7 @@ def write_report(
 
 
 def public_settings(config: RunConfig) -> dict[str, Any]:
-    """The settings without paths, which tell about a person's machine."""
+    """Return the settings without paths, which tell about a person's machine."""
     settings = {name: value for name, value in config.to_dict().items() if name != "data"}
     options = settings.pop("task_options", {})
     kept = {name: value for name, value in options.items() if name not in PATH_OPTIONS}
@@ -154,7 +154,7 @@ def public_settings(config: RunConfig) -> dict[str, Any]:
 
 
 def model_settings(config: RunConfig, task: Task) -> dict[str, Any]:
-    """What builds the model again, and what its inputs and outputs mean."""
+    """Return what builds the model again, and what its inputs and outputs mean."""
     return {
         "model": config.model,
         "model_options": dict(config.model_options),
@@ -166,5 +166,5 @@ def model_settings(config: RunConfig, task: Task) -> dict[str, Any]:
 
 
 def as_json(value: Any) -> str:
-    """A file of JSON."""
+    """Write a file of JSON."""
     return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"

@@ -1,4 +1,4 @@
-"""From what a person asked for to a run's full settings."""
+"""Turn what a person asked for into a run's full settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .recipes import EVALUATIONS, KINDS, plain_recipe, recipe
 
 
 def advised_reading(request: Mapping[str, Any]) -> dict[str, Any]:
-    """``request`` with the options that the recipe advises for the reading of its task, before the task is loaded.
+    """Return ``request`` with the options that the recipe advises for the reading of its task, before the task is loaded.
 
     What the person gave stays.
     """
@@ -30,7 +30,7 @@ def advised_reading(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def resolve(request: Mapping[str, Any], task: Task) -> RunConfig:
-    """Fill what ``request`` (see ``checked_request``) leaves open, by the task's advised.
+    """Fill the settings that ``request`` (see ``checked_request``) leaves open with those that the task's recipe advises.
 
     The only fact of the records that is used is their number (or that of their owners), which is public.
 

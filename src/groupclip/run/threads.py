@@ -20,12 +20,12 @@ VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def chosen_by_environment() -> bool:
-    """Whether the person set a number of threads by a variable that torch follows."""
+    """Return whether the person set a number of threads by a variable that torch follows."""
     return any(os.environ.get(name) for name in VARIABLES)
 
 
 def advised_threads(config: RunConfig, task: Task, model: nn.Module) -> int:
-    """From 1 to as many as torch has now, by the work in a micro-batch; ``model`` is left as it is."""
+    """Choose 1 thread or more, up to torch's present number, by the work in a micro-batch; ``model`` is left as it is."""
     kind = torch.float32 if task.vocabulary is None else torch.int64
     sample = torch.zeros(1, *task.input_shape, dtype=kind, device="meta")
     shell = copy.deepcopy(model).to("meta")
@@ -37,7 +37,7 @@ def advised_threads(config: RunConfig, task: Task, model: nn.Module) -> int:
 
 @contextlib.contextmanager
 def using(threads: int) -> Iterator[None]:
-    """Inside, torch computes in that many threads."""
+    """Let torch compute in that many threads inside."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

@@ -38,7 +38,7 @@ _HEADING = "Every setting of this run. To do it again: groupclip train --config 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a finished run gives.
+    """Holds what a finished run gives.
 
     test_accuracy: share of held-out records that are right; None if the run never evaluates, as is
     majority_share: what naming their commonest class for all of them has.
@@ -212,7 +212,7 @@ class Run:
             self.folder.close()
 
     def _pretrain(self, watcher: Observer) -> None:
-        """Before the first private step; an interruption here loses the pretraining, and no privacy was spent."""
+        """Pretrain before the first private step; an interruption here loses the pretraining and spends no privacy."""
         steps = self.config.pretrain_steps
 
         def tell(step: int) -> None:

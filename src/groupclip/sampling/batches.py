@@ -30,7 +30,7 @@ def poisson_batches(
     num_workers: int = 0,
     prefetch: int = 2,
 ) -> "LogicalBatches":
-    """:func:`logical_batches` of a mechanism whose sampling is "poisson" and whose unit is the sample."""
+    """Make :func:`logical_batches` of a mechanism whose sampling is "poisson" and whose unit is the sample."""
     if mechanism.sampling != "poisson":
         raise ValueError(
             f"the mechanism was planned for sampling={mechanism.sampling!r}: use groupclip.logical_batches, which draws so"
@@ -54,7 +54,7 @@ def logical_batches(
     num_workers: int = 0,
     prefetch: int = 2,
 ) -> "LogicalBatches":
-    """One :class:`LogicalBatch` per planned step; iterating it yields collated micro-batches, possibly none.
+    """Make one :class:`LogicalBatch` per planned step; iterating it yields collated micro-batches, possibly none.
 
     Args:
         dataset: map-style (``len`` and ``[]``), with exactly ``mechanism.dataset_size`` samples (or users).
@@ -163,7 +163,7 @@ class LogicalBatch:
         return self._microbatches(self._turn)
 
     def again(self, microbatch: int | None = None) -> "LogicalBatch":
-        """The same samples from the first on, for a batch that failed half-way: after ``engine.discard()``.
+        """Return the same samples from the first on, for a batch that failed half-way: after ``engine.discard()``.
 
         Leaving such a batch out, or drawing another in its place, would choose batches by what is in them.
 

@@ -44,14 +44,14 @@ class Run:
         return owner in self._done
 
     def leaves_out(self, batch: "Drawn", owner: int) -> bool:
-        """Whether batches before this one, drawn since the owner was attached, had no step of it."""
+        """Return whether batches before this one, drawn since the owner was attached, had no step of it."""
         return self._position(batch) > self._behind(owner)
 
     def done_with(self, batch: "Drawn", owner: int) -> None:
         self._done[owner] = max(self._done.get(owner, 0), self._position(batch) + 1)
 
     def was_left(self, owner: int, alone: bool) -> bool:
-        """Whether the owner, who steps on another run's batch, has left this one with batches that had no step.
+        """Return whether the owner, who steps on another run's batch, has left this one with batches that had no step.
 
         A run that nobody has stepped on may be another engine's that is about to, unless it is over or the owner is ``alone``.
         """
@@ -60,7 +60,7 @@ class Run:
         return self.is_of(owner) or (self.is_nobodys and (self.over or alone))
 
     def was_begun_again(self, step: int, owner: int, training: str) -> bool:
-        """Whether batches from ``step`` on, drawn before the owner was attached, had a step of nobody: they are drawn again now.
+        """Return whether batches from ``step`` on, drawn before the owner was attached, had no step: they are drawn again now.
 
         Those of another training are nothing to this one.
         """
@@ -69,7 +69,7 @@ class Run:
         return self.secret and left and (self.is_nobodys or training in self.trainings)
 
     def settle(self, owner: int) -> None:
-        """What was left out is counted once."""
+        """Count what was left out, once."""
         self._done[owner] = len(self.drawn)
 
     def _behind(self, owner: int) -> int:
@@ -83,7 +83,7 @@ class Run:
 
 
 class Drawn:
-    """What is known of one logical batch. It lives as long as the batch.
+    """Holds what is known of one logical batch. It lives as long as the batch.
 
     Args:
         run: whose it is.
@@ -121,7 +121,7 @@ class Drawn:
         self.rows.clear()
 
     def is_whole(self, units: int) -> bool:
-        """All of its units are handed out, they are ``units`` many, and no later batch was begun."""
+        """Return whether all of its units are handed out, they are ``units`` many, and no later batch was begun."""
         current = self.step >= self.run.newest_begun
         return current and self.handed_out == self.units == units
 
@@ -180,11 +180,11 @@ class Owner:
         return bool(in_turn) and not left
 
     def draws(self) -> bool:
-        """Whether a logical batch of its mechanism, drawn under a secret key since it was attached, is in use."""
+        """Return whether a logical batch of its mechanism, drawn under a secret key since it was attached, is in use."""
         return any(b.run.secret and b.run.mechanism == self.mechanism and b.number > self.since for b in _in_use())
 
     def check_filling(self, samples: int, acting: int) -> None:
-        """Whether rows that only fill a batch up (``padded=True``) are without weight in a step that saw ``samples`` samples.
+        """Check that rows which only fill a batch up (``padded=True``) have no weight in a step that saw ``samples`` samples.
 
         Args:
             acting: how many of them had a gradient other than zero.
@@ -202,7 +202,7 @@ class Owner:
             return
 
     def _candidates(self, samples: int) -> "Iterator[Drawn]":
-        """The logical batches that a step may have been taken on, the earliest first."""
+        """Yield the logical batches that a step may have been taken on, the earliest first."""
         for batch in sorted(_in_use(), key=lambda batch: batch.step):
             ours = batch.run.mechanism == self.mechanism and batch.number > self.since
             if ours and self.since not in batch.claimed_by and batch.is_whole(samples):

@@ -18,7 +18,7 @@ _CHUNK = 1 << 20  # words drawn at a time: 8 MiB
 
 
 def drawn(mechanism: Mechanism, *, key: bytes, step: int) -> np.ndarray:
-    """The indices in [0, dataset_size) that enter the batch of ``step``, ascending. Secret."""
+    """Return the indices in [0, dataset_size) that enter the batch of ``step``, ascending. Secret."""
     size = mechanism.dataset_size
     match mechanism.sampling:
         case "full-batch":
@@ -34,7 +34,7 @@ def drawn(mechanism: Mechanism, *, key: bytes, step: int) -> np.ndarray:
 
 
 def draw(size: int, rate: float, *, key: bytes, step: int) -> np.ndarray:
-    """The indices in [0, size) that a Poisson sample at ``rate`` holds, ascending.
+    """Return the indices in [0, size) that a Poisson sample at ``rate`` holds, ascending.
 
     Element i of the step's stream of 64-bit integers is compared with floor(rate * 2^64): no rounding, so no
     bias.
@@ -52,7 +52,7 @@ def draw(size: int, rate: float, *, key: bytes, step: int) -> np.ndarray:
 
 
 def subset(indices: np.ndarray, most: int, *, key: bytes, label: str) -> np.ndarray:
-    """A uniform subset of ``most`` of ``indices``, in their order; all of them where there are no more.
+    """Return a uniform subset of ``most`` of ``indices``, in their order; all of them where there are no more.
 
     Those with the smallest words. A tie at the border is drawn again, so that the law is exactly uniform.
     """

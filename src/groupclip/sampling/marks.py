@@ -21,7 +21,7 @@ _FEW = 8  # rows of a logical batch: something computed from fewer may be equal 
 
 
 class Marks(NamedTuple):
-    """Of one tensor. Secret: they are functions of single samples."""
+    """Holds the marks of one tensor. They are secret: they are functions of single samples."""
 
     kind: tuple[torch.Size, torch.dtype]
     """Shape and dtype of a row."""
@@ -33,7 +33,7 @@ class Marks(NamedTuple):
 
 
 def marks(tensor: Tensor) -> Marks | None:
-    """Of the rows of dimension 0; None where there are none, or no memory to look at."""
+    """Compute a mark of each row of dimension 0; None if there are no rows, or no memory to look at."""
     if tensor.dim() == 0 or tensor.layout is not torch.strided or tensor.is_meta or not tensor.numel():
         return None
     with torch._C.DisableTorchFunction(), torch.no_grad():
@@ -53,7 +53,7 @@ def marks(tensor: Tensor) -> Marks | None:
 
 @functools.lru_cache(maxsize=64)
 def _weights(length: int, device: torch.device) -> Tensor:
-    """Any fixed odd numbers that make different bits unlikely to amount to the same."""
+    """Return fixed odd numbers that make different bits unlikely to amount to the same."""
     generator = torch.Generator().manual_seed(length)
     return (torch.randint(-(2**62), 2**62, (length,), generator=generator) * 2 + 1).to(device)
 
@@ -67,7 +67,7 @@ class HandedOut:
         self._counted: dict[int, Counter[tuple[Any, int]]] = {}
 
     def add(self, samples: Any, units: Sequence[int]) -> None:
-        """A micro-batch of these ``units`` is handed out."""
+        """Note that a micro-batch of these ``units`` is handed out."""
         self.units.update(units)
         for place, tensor in enumerate(tensors_in(samples)):
             found = marks(tensor) if tensor.dim() > 0 and len(tensor) == len(units) else None
@@ -85,14 +85,14 @@ class HandedOut:
         return [place for place, found in self._places.items() if any(m.kind in kinds for m in found)]
 
     def counted(self, place: int) -> "Counter[tuple[Any, int]]":
-        """How often each row was handed out at this place."""
+        """Return how often each row was handed out at this place."""
         if place not in self._counted:
             self._counted[place] = _together(self._places.get(place, ()))
         return self._counted[place]
 
 
 class Likeness(enum.Enum):
-    """What can be said of the rows that passes were called with, beside those of a logical batch."""
+    """Says how the rows that passes were called with compare with those of a logical batch."""
 
     OTHER = "rows of others, or some rows more than once"
     UNKNOWN = "computed from samples, or few, or rows of which many are equal"
@@ -100,7 +100,7 @@ class Likeness(enum.Enum):
 
 
 def compare(passes: Sequence[Marks], handed: HandedOut, before: Sequence[HandedOut]) -> Likeness:
-    """Whether a step's passes were on the samples of a logical batch.
+    """Return whether a step's passes were on the samples of a logical batch.
 
     Args:
         passes: of the tensor that each pass was called with.

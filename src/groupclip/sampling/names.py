@@ -15,12 +15,12 @@ _WHOLE_NUMBER = re.compile(r"([+-]?)0*(\d+)(\.0*)?")
 
 
 def plain(name: str) -> str:
-    """``name`` in the composed Unicode form (NFC), without white space around it. Nothing that a reader can see is changed."""
+    """Return ``name`` in the composed Unicode form (NFC), without white space around it. Nothing that a reader can see changes."""
     return unicodedata.normalize("NFC", name).strip()
 
 
 def alike(names: Iterable[Hashable]) -> tuple[Hashable, Hashable] | None:
-    """The first two different names that differ in writing alone, or None.
+    """Return the first two different names that differ in writing alone, or None.
 
     In writing alone: in Unicode form, case, width, white space, invisible characters, or as numbers do (``1``, ``"1"``, ``"01"``
     and ``"1.0"``).
@@ -85,6 +85,6 @@ def _read(name: Hashable) -> Hashable:
 
 
 def _visible(name: str) -> str:
-    """In lower case, one width and one form, with single spaces, and without what isn't seen."""
+    """Write a name in lower case, one width and one form, with single spaces, and without what isn't seen."""
     visible = "".join(c for c in unicodedata.normalize("NFKC", name) if unicodedata.category(c) != "Cf")
     return unicodedata.normalize("NFKC", " ".join(visible.casefold().split()))

@@ -1,4 +1,4 @@
-"""From the units that a step drew to micro-batches of samples.
+"""Turn the units that a step drew into micro-batches of samples.
 
 A unit is what the guarantee protects and what is clipped as one: a sample, or a user with all of its samples.
 """
@@ -28,7 +28,7 @@ class Padded(NamedTuple):
 
 @dataclass(frozen=True)
 class Piece:
-    """What one micro-batch will hold: rows of the data set, and how many units the engine will see in it."""
+    """Says what one micro-batch will hold: rows of the data set, and how many units the engine will see in it."""
 
     rows: list[int]
     units: int
@@ -36,11 +36,11 @@ class Piece:
 
     @property
     def numbers(self) -> list[int]:
-        """Which units: the first row of each."""
+        """The units, each by its first row."""
         return self.rows[:: len(self.rows) // self.units] if self.units else []
 
     def parts(self, most: int) -> "list[Piece]":
-        """The same in pieces of at most ``most`` units."""
+        """Return the same in pieces of at most ``most`` units."""
         each = len(self.rows) // max(1, self.units)
         found = []
         for first in range(0, self.units, most):
@@ -59,7 +59,7 @@ class Reader(Protocol):
     def plan(self, drawn: np.ndarray, *, key: bytes, step: int) -> list[Piece]: ...
 
     def laid_out(self, piece: Piece, samples: Any) -> Any:
-        """The micro-batch made of what :attr:`fetch` gave for the rows of ``piece``."""
+        """Return the micro-batch made of what :attr:`fetch` gave for the rows of ``piece``."""
         ...
 
 

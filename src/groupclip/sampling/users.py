@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 
 
 class PerUser(nn.Module):
-    """A model of samples as a model of users. Attach this module; the one inside is trained.
+    """Makes a model of samples a model of users. Attach this module; it trains the model inside.
 
     Args:
         model: takes samples along dimension 0 of every tensor it is given.
@@ -47,7 +47,7 @@ class PerUser(nn.Module):
 
 
 def user_losses(losses: Tensor) -> Tensor:
-    """One loss a user, ``[U]``: the mean of the losses ``[U, k]`` (or ``[U k]``-shaped as ``[U, k, ..]``) of its samples."""
+    """Return one loss a user, ``[U]``: the mean of the losses ``[U, k]`` (or ``[U k]``-shaped as ``[U, k, ..]``) of its samples."""
     if losses.dim() < 2:
         raise ValueError(
             f"losses has shape {tuple(losses.shape)}; give the losses of each user's samples, [U, k]: "

@@ -33,12 +33,12 @@ from groupclip.sampling.readers import Fetch, Piece, Reader
 _SENDABLE = (str, bytes, int, float, complex, type(None))
 
 Steps = Iterator[tuple[list[Piece], Iterator[Any]]]
-"""Of each step its pieces, and the micro-batches read from them."""
+"""The pieces of each step, and the micro-batches read from them."""
 
 
 @dataclass(frozen=True)
 class Workers:
-    """How many processes read, and how many micro-batches each of them has under way. None: the main process reads.
+    """Says how many processes read, and how many micro-batches each has under way. None: the main process reads.
 
     Raises:
         TypeError, ValueError: not a whole number, or less than 0 (``number``) or 1 (``prefetch``).
@@ -57,7 +57,7 @@ class Workers:
 
 @contextlib.contextmanager
 def steps_read(reader: Reader, plans: Iterable[list[Piece]], workers: Workers) -> Iterator[Steps]:
-    """The steps of ``plans``, in order, with their micro-batches. The workers end when this is left, however that happens.
+    """Yield the steps of ``plans``, in order, with their micro-batches. The workers end when this is left, however that happens.
 
     A step may be read late, in part, or not at all; whatever is read after the workers have ended is read by the main process.
     """
@@ -73,7 +73,7 @@ def steps_read(reader: Reader, plans: Iterable[list[Piece]], workers: Workers) -
 
 
 def read_here(reader: Reader, pieces: list[Piece]) -> Iterator[Any]:
-    """Micro-batches that the main process reads."""
+    """Yield micro-batches that the main process reads."""
     for piece in pieces:
         yield reader.laid_out(piece, reader.fetch(piece.rows))
 
@@ -89,7 +89,7 @@ def _from_shelf(reader: Reader, pieces: list[Piece], ahead: _Ahead, shelf: _Shel
 
 
 class _Shelf:
-    """What arrived for one step and wasn't taken yet. Goes with the step: whoever skips micro-batches keeps none."""
+    """Keeps what arrived for one step and wasn't taken yet. It goes with the step: whoever skips micro-batches keeps none."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -132,7 +132,7 @@ class _Ahead:
         return shelf
 
     def take(self, shelf: _Shelf, place: int, rows: list[int]) -> Any:
-        """The micro-batch of a step's place.
+        """Return the micro-batch of a step's place.
 
         Raises:
             RuntimeError: a worker ended by itself.
@@ -213,7 +213,7 @@ class _Read(Dataset[_Result]):
 
 @dataclass(frozen=True)
 class _Beginning:
-    """What a worker does first: it takes over what torch keeps for a process, and leaves ending to the main process.
+    """Does what a worker does first: it takes over what torch keeps for a process, and leaves ending to the main process.
 
     Ctrl-C and a signal to the terminal's processes would reach workers too, while the main process may be finishing its step.
     A worker whose main process is gone ends by itself within seconds (torch looks after that).
@@ -255,7 +255,7 @@ def _check_sendable(samples: Any) -> None:
 
 
 def _sendable(error: Exception) -> Exception:
-    """The error itself if it survives the way, else one that says the same."""
+    """Return the error itself if it survives the way, else one that says the same."""
     try:
         if type(pickle.loads(pickle.dumps(error))) is type(error):
             return error

@@ -45,5 +45,5 @@ _NAMES = {
 
 
 def plain_name(key: str) -> str:
-    """The words for a key; one without words of its own gets spaces for underscores."""
+    """Return the words for a key; one without words of its own gets spaces for underscores."""
     return _NAMES.get(key, key.replace("_", " "))

@@ -39,7 +39,7 @@ Curve = Sequence[tuple[float, float]]  # (x, y) points, x ascending
 
 
 def accuracy(curve: Curve, levels: Mapping[str, float]) -> str:
-    """Accuracy on held-out records over the steps.
+    """Return accuracy on held-out records over the steps.
 
     Args:
         curve: (step, share right); may be empty. levels: what each level line means -> its share.
@@ -55,7 +55,7 @@ def accuracy(curve: Curve, levels: Mapping[str, float]) -> str:
 
 
 def epsilon(curve: Curve, planned: float) -> str:
-    """Epsilon spent over the steps: (step, epsilon), and the planned one as the limit."""
+    """Return epsilon spent over the steps: (step, epsilon), and the planned one as the limit."""
     with drawing(1, width=_SINGLE) as (figure, (axes,)):
         _level(axes, "planned", planned, side="left")
         if curve:
@@ -84,7 +84,7 @@ def noisy_norms(curves: Mapping[str, Curve], noise: Mapping[str, float]) -> str:
 
 
 def bars(values: Mapping[str, float], title: str) -> str:
-    """One bar a group."""
+    """Return one bar a group."""
     names = list(values)
     places = range(len(names))
     with drawing(1, height=min(0.9 + 0.22 * len(names), 12.0), width=_SINGLE) as (figure, (axes,)):
@@ -140,7 +140,7 @@ def _few_ticks():
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """The names of groups, at most 24 characters of each, still different: what all of them share goes, but for an item."""
+    """Return the names of groups, at most 24 characters of each, still different: what all of them share goes, but for an item."""
     if max(map(len, names), default=0) <= _LONGEST:
         return list(names)
     parts = [name.split(".") for name in names]
@@ -154,5 +154,5 @@ def short_names(names: Sequence[str]) -> list[str]:
 
 
 def _shared(parts: Sequence[Sequence[str]]) -> int:
-    """With how many equal items all of them begin."""
+    """Count the equal items with which all of them begin."""
     return next((i for i, items in enumerate(zip(*parts, strict=False)) if len(set(items)) > 1), min(map(len, parts)))

@@ -161,7 +161,7 @@ def _read(path: Path, text_column: str, label_column: str, user_column: str | No
 
 
 def _read_other(path: Path, text_column: str, label_column: str, user_column: str | None, train: Rows) -> Rows:
-    """Rows that are held out or public. Of a file that says whose they are, none may be of a user who is trained on."""
+    """Return rows that are held out or public. Of a file that says whose they are, none may be of a user who is trained on."""
     told = user_column if user_column is not None and path.is_file() and has_column(path, user_column) else None
     rows = _read(path, text_column, label_column, told)
     private = {row.user: row.line for row in train} if told is not None else {}

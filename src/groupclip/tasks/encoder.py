@@ -28,7 +28,7 @@ class Encoder:
     length: int
 
     def encode(self, texts: list[str]) -> Tensor:
-        """Texts as float32 ``[len(texts), width]``: means of the last hidden states over a text's tokens, scaled to length 1.
+        """Encode texts as float32 ``[len(texts), width]``: the last hidden states' means over a text's tokens, scaled to length 1.
 
         Raises:
             ValueError: the folder holds no encoder that transformers can load.
@@ -49,7 +49,7 @@ class Encoder:
         return torch.stack(rows)
 
     def described(self) -> str:
-        """What it is, without a path: the digest of its weights tells one from another."""
+        """Return what it is, without a path: the digest of its weights tells one from another."""
         weights = sorted([*self.folder.glob("*.safetensors"), *self.folder.glob("pytorch_model*.bin")])
         digest = hashlib.sha256()
         for file in weights:
@@ -61,7 +61,7 @@ class Encoder:
 
 
 def encoder(where: str, length: int | None) -> Encoder:
-    """The encoder of a name of :data:`PACKAGES`, or of a folder.
+    """Return the encoder of a name of :data:`PACKAGES`, or of a folder.
 
     Raises:
         ModuleNotFoundError: its package, or transformers, isn't installed.

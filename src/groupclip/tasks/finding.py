@@ -23,14 +23,14 @@ LOOP = "it is reached through a link to a folder that it is in"
 
 
 class LeftOut:
-    """How many image files were left out for what reason, and how many files are of no image's kind."""
+    """Counts how many image files were left out for what reason, and how many files are of no image's kind."""
 
     def __init__(self) -> None:
         self.images: Counter[str] = Counter()
         self.others: Counter[str] = Counter()
 
     def remarks(self) -> tuple[str, ...]:
-        """For the person who owns the data."""
+        """Write remarks for the person who owns the data."""
         said = [f"{count} image file(s) left out: {reason}" for reason, count in sorted(self.images.items())]
         if self.others:
             kinds = ", ".join(f"{suffix} {count}" for suffix, count in sorted(self.others.items()))
@@ -73,7 +73,7 @@ def beside(root: Path, read: Collection[str], left_out: LeftOut) -> None:
 
 
 def images_below(folder: Path, left_out: LeftOut) -> list[Path]:
-    """Every image file at any depth, links followed, in a fixed order.
+    """Return every image file at any depth, links followed, in a fixed order.
 
     Raises:
         ValueError: a folder that can't be read.
@@ -104,7 +104,7 @@ def images_below(folder: Path, left_out: LeftOut) -> list[Path]:
 
 
 def content_of(path: Path) -> bytes:
-    """The bytes of a file. ValueError for what can't be read, or is no file (a pipe would wait for ever)."""
+    """Return the bytes of a file. ValueError for what can't be read, or is no file (a pipe would wait for ever)."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise ValueError("it is no regular file")
@@ -116,7 +116,7 @@ def content_of(path: Path) -> bytes:
 
 
 def passed_over(name: str) -> str | None:
-    """Why a file or folder of this name holds no records, or None."""
+    """Say why a file or folder of this name holds no records, or None."""
     if name.startswith("."):
         return HIDDEN
     return SYSTEM.format(name) if name.casefold() in OF_SYSTEMS else None

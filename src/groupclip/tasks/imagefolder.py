@@ -120,7 +120,7 @@ def load_imagefolder(path: Path, options: TaskOptions, workers: int = 0, told: T
 
 
 def _find(root: Path, classes: tuple[str, ...], left_out: LeftOut) -> Found:
-    """Every image file below ``root/CLASS``, in a fixed order, with the number of its class."""
+    """Return every image file below ``root/CLASS``, in a fixed order, with the number of its class."""
     folders = class_folders(root)
     found: Found = []
     for label, name in enumerate(classes):
@@ -137,7 +137,7 @@ def _find(root: Path, classes: tuple[str, ...], left_out: LeftOut) -> Found:
 
 
 def _without_copies(seen: Sequence[Seen], left_out: LeftOut) -> list[Seen]:
-    """One record for each content; none where its classes differ.
+    """Return one record for each content; none where its classes differ.
 
     So a file more in the folder, whatever is in it, moves the records by one at most, which is what neighbouring data sets are.
     """

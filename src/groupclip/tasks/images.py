@@ -83,7 +83,7 @@ def _see(file: tuple[Path, int, bool], size: int) -> Seen | tuple[Path, str]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the decoder's warnings of damaged tags and large images: none names its file, and what matters is an error."""
+    """Silence the decoder's warnings of damaged tags and large images: none names its file, and what matters is an error."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"PIL\.")
         yield

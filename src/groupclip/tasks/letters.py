@@ -31,7 +31,7 @@ BOLDER, THINNER = 0.35, 0.15  # shares of the images
 
 
 def draw_letters() -> tuple[Tensor, Tensor]:
-    """Every letter in every font: images float32 ``[52 * fonts, 1, 32, 32]`` in [0, 1], classes int64.
+    """Return every letter in every font: images float32 ``[52 * fonts, 1, 32, 32]`` in [0, 1], classes int64.
 
     Each glyph is scaled until its longer side fills the image.
 

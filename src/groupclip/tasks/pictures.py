@@ -1,4 +1,4 @@
-"""From the bytes of an image file to the numbers a model sees, by rules that depend on the file alone.
+"""Turn the bytes of an image file into the numbers a model sees, by rules that depend on the file alone.
 
 Every mode is brought to RGB by its own range, or refused by name: what saturates or goes black trains a model on nothing, in
 silence. An image counts as it is shown: upright (EXIF), transparent parts on white, and the first one of several.
@@ -57,12 +57,12 @@ def decoded(content: bytes, size: int) -> Picture:
 
 
 def as_input(pixels: Tensor) -> Tensor:
-    """``pixels`` of a :class:`Picture` as float32 in [-1, 1]."""
+    """Return ``pixels`` of a :class:`Picture` as float32 in [-1, 1]."""
     return pixels.float().sub_(127.5).div_(127.5)
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """As the camera was held. A damaged EXIF block tells nothing."""
+    """Turn an image as the camera was held. A damaged EXIF block tells nothing."""
     from PIL.Image import Transpose
 
     try:
@@ -77,7 +77,7 @@ def _upright(image: Image.Image) -> Image.Image:
 
 
 def _deep_range(image: Image.Image) -> float | None:
-    """The value of white in a grey picture of more than 8 bits; None for all others.
+    """Return the value of white in a grey picture of more than 8 bits; None for all others.
 
     Raises:
         ValueError: a mode whose values have no fixed range.

@@ -40,7 +40,7 @@ class TaskOptions:
     public: str | Path | None = None
 
     def given(self) -> tuple[str, ...]:
-        """Names of the options that were set."""
+        """Return names of the options that were set."""
         return tuple(f.name for f in fields(self) if getattr(self, f.name) is not None)
 
 
@@ -136,5 +136,5 @@ class Task:
 
     @property
     def units(self) -> int:
-        """How many of them there are; public."""
+        """The number of units, which is public."""
         return len(self.train) if self.owners is None else len(set(self.owners))

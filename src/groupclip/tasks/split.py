@@ -13,7 +13,7 @@ SPLIT_RULE = "one record in five, by a hash of the record's own key with a fixed
 
 
 def order(key: str) -> int:
-    """A fixed pseudo-random 64-bit number for a key: same on every machine, depends on no other record."""
+    """Return a fixed pseudo-random 64-bit number for a key: same on every machine, depends on no other record."""
     return int.from_bytes(blake2b(key.encode(), digest_size=8, person=b"groupclip/split").digest(), "big")
 
 

@@ -12,7 +12,7 @@ from groupclip.sampling.names import plain
 
 
 class _Reader(Protocol):
-    """What :func:`csv.reader` gives."""
+    """Describes what :func:`csv.reader` gives."""
 
     line_num: int  # read so far
 
@@ -25,7 +25,7 @@ _LINE_END = re.compile(r"\r\n|\r|\n")
 
 
 def read_table(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
-    """``(line, values of the columns)`` of each row; the line is the one where the row begins, from 1.
+    """Yield ``(line, values of the columns)`` of each row; the line is the one where the row begins, from 1.
 
     Names in the header are compared without the white space around them, in one Unicode form. Blank lines are passed over.
 
@@ -52,7 +52,7 @@ def read_table(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, list[s
 
 
 def has_column(path: Path, name: str) -> bool:
-    """Whether the header has a column, by the names that :func:`read_table` compares. Raises as that does."""
+    """Return whether the header has a column, by the names that :func:`read_table` compares. Raises as that does."""
     return plain(name) in map(plain, _header(path, _reader(path)))
 
 
@@ -90,7 +90,7 @@ def _line(before: str) -> int:
 
 
 def _next(path: Path, reader: "_Reader", begins: int) -> list[str] | None:
-    """The next row, or None at the end."""
+    """Return the next row, or None at the end."""
     try:
         with _long_fields():
             return next(reader, None)
@@ -106,7 +106,7 @@ def _next(path: Path, reader: "_Reader", begins: int) -> list[str] | None:
 
 @contextlib.contextmanager
 def _long_fields() -> Iterator[None]:
-    """The limit belongs to the whole process, so it is put back after every row."""
+    """Allow long fields inside. The limit belongs to the whole process, so it is put back after every row."""
     before = csv.field_size_limit(_LONGEST)
     try:
         yield

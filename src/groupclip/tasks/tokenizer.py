@@ -44,7 +44,7 @@ class HashTokenizer:
         return 2 * self.max_length if self.prefix else self.max_length
 
     def ids(self, text: str) -> list[int]:
-        """Ids in [1, vocabulary) of one text, at most ``row_length`` of them; may be empty."""
+        """Return ids in [1, vocabulary) of one text, at most ``row_length`` of them; may be empty."""
         words = _TOKEN.findall(unicodedata.normalize("NFC", text).lower())[: self.max_length]
         return [1 + _bucket(part) % (self.vocabulary - 1) for word in words for part in self._parts(word)]
 
@@ -53,7 +53,7 @@ class HashTokenizer:
         return (word, f"{word[: self.prefix]}-") if 0 < self.prefix < len(word) else (word,)
 
     def encode(self, texts: list[str]) -> Tensor:
-        """Texts as int64 ``[len(texts), row_length]``, padded on the right with 0."""
+        """Return texts as int64 ``[len(texts), row_length]``, padded on the right with 0."""
         out = torch.full((len(texts), self.row_length), PADDING)
         for row, text in enumerate(texts):
             ids = self.ids(text)

@@ -28,7 +28,7 @@ from .distance import GAMMA, least_norm, small_level_constant
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What the bounds depend on beside the number of groups.
+    """Holds what the bounds depend on beside the number of groups.
 
     Args:
         steps: T.
@@ -96,7 +96,7 @@ class Bound:
 
 
 def dp_sgd(setting: Setting, groups: int) -> Bound:
-    """``min over r of sqrt(M) M^-1(a; r) + xi / r`` at the a that makes the proof's probability 1 - rho. Valid at every T.
+    """Return ``min over r of sqrt(M) M^-1(a; r) + xi / r`` at the a that makes the proof's probability 1 - rho. Valid at every T.
 
     Appendix, proof for DP-SGD, eq. "high prob inequality 1".
     """
@@ -106,7 +106,7 @@ def dp_sgd(setting: Setting, groups: int) -> Bound:
 
 
 def small_level(setting: Setting, groups: int) -> float:
-    """The limit of :func:`dp_sgd` for T -> infinity, to the leading power: ``c sqrt(a)``, ``a ~ 1 / (rho sqrt(T))``.
+    """Return the limit of :func:`dp_sgd` for T -> infinity, to the leading power: ``c sqrt(a)``, ``a ~ 1 / (rho sqrt(T))``.
 
     The paper's last line as it should be. Not an upper bound at finite T by itself.
     """
@@ -115,7 +115,7 @@ def small_level(setting: Setting, groups: int) -> float:
 
 
 def proof_last_line(setting: Setting, groups: int) -> float:
-    """The appendix's last line without its remainder: ``rho^(-1/2)``.
+    """Return the appendix's last line without its remainder: ``rho^(-1/2)``.
 
     ``2 (xi + gamma sqrt(M)) sqrt( sqrt(M) / (rho gamma) sqrt(2 gap L (1 + sigma^2 d / B^2) / T) )``. With gamma = 0.01 this is
     ``(20 xi + sqrt(M)/5) (2 M gap L (1 + sigma^2 d / B^2) / (rho^2 T))^(1/4)``. The constant is off: see
@@ -134,7 +134,7 @@ def theorem_as_printed(setting: Setting, groups: int) -> float:
 
 
 def headline(setting: Setting, groups: int) -> float:
-    """The theorem's O(rho^(-3/2) T^(-1/4)) with its constants. Larger than the right limit for rho < 0.76, and not what is proved.
+    """Return the theorem's O(rho^(-3/2) T^(-1/4)) with its constants. It isn't proved; it exceeds the right limit for rho < 0.76.
 
     The power -3/2 belongs to the proof's remainder, ``O(rho^(-3/2) T^(-3/4))``.
     """
@@ -150,7 +150,7 @@ def sgd(setting: Setting) -> float:
 
 
 def sgd_from_squares(setting: Setting) -> float:
-    """The same with Markov's inequality on ``||g||^2`` in place of ``||g||``: ``rho^(-1/2)``, always smaller, same proof.
+    """Return the same with Markov's inequality on ``||g||^2`` in place of ``||g||``: ``rho^(-1/2)``, always smaller, same proof.
 
     Compared with :func:`sgd`, DP-SGD's bound looks better in rho than SGD's; that is the proofs' doing, not the algorithms'.
     """
@@ -159,11 +159,11 @@ def sgd_from_squares(setting: Setting) -> float:
 
 
 def _root(setting: Setting, groups: int) -> float:
-    """``(2 M gap L (1 + sigma^2 d / B^2) / T)^(1/4)``."""
+    """Return ``(2 M gap L (1 + sigma^2 d / B^2) / T)^(1/4)``."""
     whole("groups", groups, least=1)
     return (2 * groups * setting.gap * setting.smoothness * setting.noise_factor / setting.steps) ** 0.25
 
 
 def _level(setting: Setting, groups: int) -> float:
-    """The proof's a: ``rho = 2 sqrt(M) / (a sqrt(T)) sqrt(2 gap L (1 + sigma^2 d / B^2))``, solved for a."""
+    """Return the proof's a: ``rho = 2 sqrt(M) / (a sqrt(T)) sqrt(2 gap L (1 + sigma^2 d / B^2))``, solved for a."""
     return 2 / setting.rho * _root(setting, groups) ** 2

@@ -62,7 +62,7 @@ class Quadratic:
         return torch.cat([noise, -noise]) / self.curvature
 
     def setting(self, *, steps: int, noise_multiplier: float = 1.0, rho: float = 0.2, gamma: float = 0.05) -> Setting:
-        """The bound's arguments, all known exactly here."""
+        """Return the bound's arguments, all known exactly here."""
         return Setting(
             steps=steps, batch_size=_BATCH, noise_multiplier=noise_multiplier, parameters=self.blocks * self.width,
             gap=float((self.curvature * self.start.square()).sum() / 2), smoothness=1.0, xi=self.xi, rho=rho, gamma=gamma,
@@ -83,7 +83,7 @@ class _Model(nn.Module):
         return torch.stack(losses, 1).sum(1) / 2
 
     def gradient_norms(self, groups: int) -> Numbers:
-        """``[M]`` norms of the mean loss's gradient, which is ``h w``."""
+        """Return ``[M]`` norms of the mean loss's gradient, which is ``h w``."""
         with torch.no_grad():
             squares = torch.stack([(self.curvature * w).square().sum() for w in self.block])
         return squares.reshape(groups, -1).sum(1).sqrt().numpy()
@@ -127,7 +127,7 @@ def gradient_norms(problem: Quadratic, setting: Setting, groups: int, seed: int)
 
 
 def least_quantile(runs: Sequence[Numbers], rho: float) -> float:
-    """The least b with ``max over t of the share of runs with ||g_t|| <= b`` at least 1 - rho: what the theorem bounds.
+    """Return the least b with ``max over t of the share of runs with ||g_t|| <= b`` at least 1 - rho: what the theorem bounds.
 
     Args:
         runs: norms ``[T, M]`` of several runs.

@@ -48,7 +48,7 @@ def distance(x: ArrayLike, *, r: float, xi: float, gamma: float = GAMMA, groups:
 
 
 def largest_distance(*, r: float, gamma: float = GAMMA) -> float:
-    """``2 gamma / (r^2 - 1)``: what M tends to as x grows, and so where its inverse ends."""
+    """Return ``2 gamma / (r^2 - 1)``: what M tends to as x grows, and so where its inverse ends."""
     r, _, gamma = _checked(r, 0.0, gamma, 1)
     return 2 * gamma / (r * r - 1)
 
@@ -70,7 +70,7 @@ def inverse(y: ArrayLike, *, r: float, xi: float, gamma: float = GAMMA, groups: 
 
 
 def linear_inverse(y: ArrayLike, *, r: float, xi: float, gamma: float = GAMMA, groups: int = 1) -> Numbers:
-    """The same for y -> 0 at a FIXED r (the lemma's second formula): ``y (r^2 (z + gamma)^2 - z^2) / (2 z gamma r)``.
+    """Return the same for y -> 0 at a FIXED r (the lemma's second formula): ``y (r^2 (z + gamma)^2 - z^2) / (2 z gamma r)``.
 
     >>> float(linear_inverse(0.001, r=2.0, xi=1.0).round(6))  # 0.001 (4 * 1.0201 - 1) / 0.04
     0.07701
@@ -82,7 +82,7 @@ def linear_inverse(y: ArrayLike, *, r: float, xi: float, gamma: float = GAMMA, g
 
 
 def least_norm(y: float, *, xi: float, gamma: float = GAMMA, groups: int = 1) -> tuple[float, float]:
-    """``min over r > 1 of sqrt(M) inverse(y; r) + xi / r``, by numbers; and the r.
+    """Return ``min over r > 1 of sqrt(M) inverse(y; r) + xi / r``, by numbers; and the r.
 
     This is the norm of the whole gradient that the proof's last inequality without an asymptote ("for any r > 1, a > 0")
     allows when every group's distance is below y. Every r gives a valid bound: a search that stops short is still right.
@@ -104,7 +104,7 @@ def least_norm(y: float, *, xi: float, gamma: float = GAMMA, groups: int = 1) ->
 
 
 def small_level_constant(*, xi: float, gamma: float = GAMMA, groups: int = 1) -> float:
-    """The limit of ``least_norm(y) / sqrt(y)`` for y -> 0.
+    """Return the limit of ``least_norm(y) / sqrt(y)`` for y -> 0.
 
     The paper has ``sqrt(2 / gamma) (xi + gamma sqrt(M))`` here. It takes the inverse's asymptote at a fixed r and then the
     best r, which grows like ``1 / sqrt(y)``: there ``(r^2 - 1) y`` is as large as ``2 gamma``, the asymptote is not one, and
@@ -131,7 +131,7 @@ def small_level_constant(*, xi: float, gamma: float = GAMMA, groups: int = 1) ->
 
 
 def _inverse(y: Numbers, r: float | Numbers, share: Numbers | float, z: float, gamma: float) -> Numbers:
-    """The lemma's formula with ``share = (r^2 - 1) y / (2 gamma)`` and its root rationalised, so that nothing cancels."""
+    """Return the lemma's formula with ``share = (r^2 - 1) y / (2 gamma)`` and its root rationalised, so that nothing cancels."""
     a = z / r
     w = 2 * (z + gamma) * y + y * y
     root = np.divide(gamma * w, np.sqrt(a * a + w) + a, out=np.zeros_like(w + a), where=w + a > 0)
@@ -139,7 +139,7 @@ def _inverse(y: Numbers, r: float | Numbers, share: Numbers | float, z: float, g
 
 
 def _minimum(function: Callable[[Numbers], Numbers]) -> tuple[float, float]:
-    """Where on the logit axis the function is least, and its value: a grid, then ever finer ones around the best point."""
+    """Return where on the logit axis the function is least, and its value: a grid, then ever finer ones around the best point."""
     low, high, found = -60.0, 30.0, (0.0, math.inf)
     for _ in range(8):
         grid = np.linspace(low, high, 361)

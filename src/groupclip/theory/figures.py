@@ -14,7 +14,7 @@ from .bound import Setting, dp_sgd, proof_last_line, sgd_from_squares
 
 
 def draw_bounds(path: Path, setting: Setting, groups: Sequence[int], steps: tuple[int, int]) -> None:
-    """Bounds over T between two numbers of steps: solid, valid at every T; dotted, the paper's last line; grey, without privacy."""
+    """Draw bounds over T between two numbers of steps: solid, valid at every T; dotted, the paper's last line; grey, SGD's."""
     points = sorted({round(t) for t in np.geomspace(*steps, 40)})
     settings = [replace(setting, steps=t) for t in points]
     with drawing(1, height=3.6) as (figure, (axes,)):
@@ -30,7 +30,7 @@ def draw_bounds(path: Path, setting: Setting, groups: Sequence[int], steps: tupl
 
 
 def draw_measured(path: Path, bounds: Mapping[int, Curve], measured: Mapping[int, Curve], setting: Setting) -> None:
-    """Number of groups -> (T, norm): lines for bounds, dots for what was measured."""
+    """Draw, by number of groups -> (T, norm), lines for bounds and dots for what was measured."""
     with drawing(1, height=3.6) as (figure, (axes,)):
         for place, (count, curve) in enumerate(bounds.items()):
             colour = COLOURS[place % len(COLOURS)]

@@ -47,7 +47,7 @@ def finer_thresholds(
     gamma: float = GAMMA,
     tolerance: float = 1e-12,
 ) -> Finer:
-    """Thresholds of fine groups that clip these samples as the coarse groups do; or two samples that rule them out.
+    """Return thresholds of fine groups that clip these samples as the coarse groups do; or two samples that rule them out.
 
     Args:
         norms: ``[B, M]``, the norms of B per-sample gradients in M fine groups.
@@ -110,7 +110,7 @@ def finer_thresholds(
 def _threshold(
     m: int, exact: dict[int, float], floors: dict[int, float], free: float, tolerance: float
 ) -> float | Misfit:
-    """The threshold that all samples agree on, or two that don't. ``free``: what to take if nobody asks for anything."""
+    """Return the threshold that all samples agree on, or two that don't. ``free``: what to take if nobody asks for anything."""
     least = max(floors, key=floors.__getitem__) if floors else None
     if not exact:
         return free if least is None else float(floors[least])

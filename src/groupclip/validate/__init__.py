@@ -1,4 +1,4 @@
-"""Before a long run: does this model, with this loss, keep the samples of a batch apart?"""
+"""Check before a long run that a model, with its loss, keeps the samples of a batch apart."""
 
 from .check import CheckReport, check
 

@@ -20,7 +20,7 @@ Draw = Callable[[int, Sequence[Any]], Any]
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the samples lie in a draw.
+    """Says where the samples lie in a draw.
 
     Attributes:
         shape: of its first tensor, or of the numbers that it is to make.
@@ -34,7 +34,7 @@ class Layout:
 
 
 def layout(one: Drawn | None, args: Sequence[Any], size: int) -> Layout | None:
-    """Of a draw for ``size`` samples, by what one alone draws at that place; None if nothing tells."""
+    """Find the layout of a draw for ``size`` samples by what one alone draws at that place; None if nothing tells."""
     shape = asked(args)
     own = None if one is None else one.asked
     if shape and shape[0] == size and (own is None or len(shape) == len(own) + 1):
@@ -48,7 +48,7 @@ def layout(one: Drawn | None, args: Sequence[Any], size: int) -> Layout | None:
 
 
 def asked(args: Sequence[Any]) -> tuple[int, ...]:
-    """The shape of the first tensor that a draw is given, or of the numbers that it is to make."""
+    """Return the shape of the first tensor that a draw is given, or of the numbers that it is to make."""
     for value in args:
         if isinstance(value, Tensor):
             return tuple(value.shape)
@@ -58,7 +58,7 @@ def asked(args: Sequence[Any]) -> tuple[int, ...]:
 
 
 def drawn_apart(where: Layout, args: Sequence[Any], size: int, draw: Draw) -> Any:
-    """The draw of all samples.
+    """Return the draw of all samples.
 
     Args:
         where: they lie.

@@ -48,7 +48,7 @@ _FLOOR = 1e-4
 
 @dataclass(frozen=True)
 class CheckReport:
-    """What was found right.
+    """Holds what was found right.
 
     Attributes:
         uses: the coverage table, one row a trainable parameter.
@@ -81,7 +81,7 @@ def check(
     *,
     samples: int = 3,
 ) -> CheckReport:
-    """Whether ``model`` with this loss keeps samples apart, so that clipping bounds what each of them can do.
+    """Check that ``model`` with this loss keeps samples apart, so that clipping bounds what each of them can do.
 
     Run it before a long run. Random draws are held still meanwhile (:mod:`groupclip.validate.draws`). The model (weights,
     gradients, buffers, attributes, mode), what the loss closes over, and the random number generators are left as they were.
@@ -133,7 +133,7 @@ def check(
 
 
 def _fails_as_it_is(replays: Replays, data: Batch) -> Exception | None:
-    """What the model or the loss raises by itself, whatever is done to the batch."""
+    """Return what the model or the loss raises by itself, whatever is done to the batch."""
     state = replays.state()
     try:
         with torch.no_grad():
@@ -146,7 +146,7 @@ def _fails_as_it_is(replays: Replays, data: Batch) -> Exception | None:
 
 
 def _checked(replays: Replays, data: Batch, groups: Partition) -> CheckReport:
-    """As the batch reads; and where that fails, with numbers of positions that are as long as the batch left whole."""
+    """Check the batch as it reads; if that fails, leave numbers of positions that are as long as the batch whole."""
     try:
         return _Check(replays, data, groups).run()
     except Exception as error:
@@ -218,7 +218,7 @@ class _Check:
             self.notes += [n for n in notes_on_memory(self.replays, pairs, traces, round_) if n not in self.notes]
 
     def _keep_nothing_of_any(self, singles: list[Sample]) -> None:
-        """As :meth:`_keep_nothing` for all samples, where what single ones left behind raises a suspicion: a count of something
+        """Do :meth:`_keep_nothing` for all samples, if what single ones left behind raises a suspicion: a count of something
         may be the same for a few of them.
         """
         if self.notes or not any(singles[0].left.differing(s.left) for s in singles[1:]):
@@ -229,7 +229,7 @@ class _Check:
     # ------------------------------------------------------------------ the truth
 
     def _large(self, sample: Sample, i: int) -> Sample:
-        """A sample with a large loss, which half precision may not hold."""
+        """Return a sample with a large loss, which half precision may not hold."""
         if self.tolerance.is_full:
             return sample.scaled(LARGE)
         return alone(self.replays, self.data.pick(i), i, self.groups, times=LARGE)
@@ -246,7 +246,7 @@ class _Check:
     # ------------------------------------------------------------------ the comparisons
 
     def _losses_keep_apart(self, round_: int, singles: list[Sample], order: list[int]) -> list[float]:
-        """A sample's loss in a batch must be its loss alone. Gives those of the whole batch."""
+        """Check that a sample's loss in a batch is its loss alone. Return the losses of the whole batch."""
         everyone, script = range(self.samples), self.replays.scripts[round_]
         own = {i: single.loss for i, single in enumerate(singles)}
         if round_ or script.differs_elsewhere:
@@ -258,7 +258,7 @@ class _Check:
         return whole
 
     def _losses_as_attached(self, order: list[int], plain: list[float], attached: list[float]) -> None:
-        """The attached model runs every sample alone: so the losses of all, not of those alone that were looked at, are known."""
+        """Return the losses of all samples, which the attached model runs alone; not only of those that were looked at."""
         if self.replays.scripts[0].differs_elsewhere:  # in the attached model all draw the same
             return
         if not all(self.tolerance.loss(here, own) for here, own in zip(plain, attached, strict=True)):

@@ -49,7 +49,7 @@ class Coverage:
 
 
 def table(rows: Sequence[ParameterUse]) -> str:
-    """The rows as text, in columns."""
+    """Return the rows as text, in columns."""
     cells = [("parameter", "group", "operations", "norm")]
     cells += [(r.parameter, r.group, _operations(r), r.norm or "-") for r in rows]
     widths = [max(len(row[i]) for row in cells) for i in range(4)]

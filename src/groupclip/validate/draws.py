@@ -78,7 +78,7 @@ class Draws(TorchDispatchMode):
         return generator is None or any(torch.equal(generator.get_state(), own.get_state()) for own in self._own)
 
     def _place(self, func: Any, args: Sequence[Any]) -> tuple[int, int]:
-        """How many draws of the pass came before, and which of the samples makes it, where they do in turn."""
+        """Return how many draws of the pass came before, and which of the samples makes it, where they do in turn."""
         here = self.places.here(state_of_torch())
         part = self.places.part
         one = self._single[here[0]] if here[0] < len(self._single) else None
@@ -116,7 +116,7 @@ class Draws(TorchDispatchMode):
     def _still(
         self, place: int, samples: Sequence[int], func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
-        """The draw of these samples, as they make it in a plain batch."""
+        """Return the draw of these samples, as they make it in a plain batch."""
         if func.overloadpacket is _aten.randperm:
             return func(*args, **kwargs).sort().values.roll(1)
         assert self._kinds is not None
@@ -138,7 +138,7 @@ class Draws(TorchDispatchMode):
         return _joined(parts, kind.axis)
 
     def _calls(self, kind: Kind, args: Sequence[Any], number: int) -> Sequence[Sequence[Any]] | None:
-        """The arguments for each sample; None where the samples can't be told apart."""
+        """Return the arguments for each sample; None where the samples can't be told apart."""
         axis = kind.axis
         if kind.single.args is not None:
             return [kind.single.args] * number
@@ -164,7 +164,7 @@ class Draws(TorchDispatchMode):
         return result
 
     def _of_all(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """What the samples share, or draw in turn; a constant if one sample alone draws no such thing."""
+        """Return what the samples share, or draw in turn; a constant if one sample alone draws no such thing."""
         result = func(*args, **kwargs)
         shape = tuple(_first(result).shape)
         if not any(
@@ -179,7 +179,7 @@ class Draws(TorchDispatchMode):
         return stream(self._stand.round, zlib.crc32(repr((_name(func), _plain(args))).encode()), number)
 
     def _number(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """One number for all samples, that lies as the round says among those that might have been drawn."""
+        """Return one number for all samples, that lies as the round says among those that might have been drawn."""
         seeds = [self._stream_of_all(func, args, i) for i in range(CANDIDATES)]
         chosen = quantile(self._candidates(seeds, func, args, kwargs), PICKED[self._stand.round])
         result = func(*args, **kwargs)
@@ -187,7 +187,7 @@ class Draws(TorchDispatchMode):
         return result
 
     def _candidates(self, seeds: list[int], func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        """Numbers that might have been drawn here, in rising order."""
+        """Return numbers that might have been drawn here, in rising order."""
         if _plain(args) is not None and seeds[0] in self._drawn:
             return self._drawn[seeds[0]]
         numbers = sorted(_first(self._from(s, func, args, kwargs)).item() for s in seeds)
@@ -207,7 +207,7 @@ class Draws(TorchDispatchMode):
 
 
 def _name(func: Any) -> str:
-    """Of an operation: the same in place, for vmap makes ``bernoulli`` of ``bernoulli_``."""
+    """Name an operation as its in-place form is named, because vmap makes ``bernoulli`` of ``bernoulli_``."""
     return func._opname.strip("_")
 
 
@@ -233,7 +233,7 @@ def _joined(parts: Sequence[Any], axis: int) -> Any:
 
 
 def _constant(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """A draw whose samples can't be told apart: dropout keeps everything, other numbers are all alike."""
+    """Return a draw whose samples can't be told apart: dropout keeps everything, other numbers are all alike."""
     if func.overloadpacket is _aten.native_dropout:
         return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
     result = func(*args, **kwargs)

@@ -101,7 +101,7 @@ class DrawsElsewhere:
 
 
 def _functions(module: Any) -> dict[str, Callable[..., Any]]:
-    """The functions of a module that draw from its hidden generator."""
+    """Return the functions of a module that draw from its hidden generator."""
     found = {n: f for n, f in vars(module).items() if callable(f) and not n.startswith("_") and n not in _NO_DRAWS}
     hidden = type(getattr(module.random, "__self__", None))
     return {n: f for n, f in found.items() if type(getattr(f, "__self__", None)) is hidden}

@@ -39,7 +39,7 @@ class Kind:
 
 
 def classified(single: Sequence[Drawn], batches: Sequence[Sequence[Drawn]], size: int) -> list[Kind | None]:
-    """What each draw is, from a pass on one sample and passes on ``size`` samples; None where it isn't clear."""
+    """Return what each draw is, from a pass on one sample and passes on ``size`` samples; None where it isn't clear."""
     kinds: list[Kind | None] = []
     for one, *several in zip(single, *batches, strict=False):
         try:
@@ -51,7 +51,7 @@ def classified(single: Sequence[Drawn], batches: Sequence[Sequence[Drawn]], size
 
 
 def axis_of(one: Drawn, many: Drawn, size: int) -> int | None:
-    """The dimension in which a draw for ``size`` samples is so many times as long; None if it is as long.
+    """Return the dimension in which a draw for ``size`` samples is so many times as long; None if it is as long.
 
     Raises:
         ValueError: neither.
@@ -67,12 +67,12 @@ def axis_of(one: Drawn, many: Drawn, size: int) -> int | None:
 
 
 def quantile(numbers: Sequence[Any], share: float) -> Any:
-    """Of numbers in rising order."""
+    """Return a quantile of numbers in rising order."""
     return numbers[int(share * (len(numbers) - 1))]
 
 
 def share_of(sample: int, total: int, round_: int) -> float:
-    """Where a sample's number lies among those that might have been drawn, the first sample's highest: evenly spread; in other
+    """Say where a sample's number lies among those that might have been drawn, the first sample's highest: evenly spread; in other
     rounds over the lowest or the highest quarter, with its end. Samples beyond the first ``total`` draw as these do.
     """
     sample %= total
@@ -83,13 +83,13 @@ def share_of(sample: int, total: int, round_: int) -> float:
 
 
 def stream(round_: int, place: int, sample: int) -> int:
-    """The seed for the draw at this place of a pass, of one sample."""
+    """Return the seed for the draw at this place of a pass, of one sample."""
     return ((round_ + 1) * 1_000_003 + place) * 1_000_003 + sample + 1
 
 
 @dataclass(frozen=True)
 class Stand:
-    """Who stands where in a pass.
+    """Says who stands where in a pass.
 
     Attributes:
         samples: at each place of the batch.

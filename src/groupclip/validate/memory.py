@@ -20,7 +20,7 @@ Arguments = tuple[Any, ...]
 
 
 def notes_on_memory(replays: Replays, batches: Sequence[Arguments], traces: Sequence[Trace], round_: int) -> list[str]:
-    """What is kept of the samples, and does no harm to the guarantee as long as nobody looks at it.
+    """Return what is kept of the samples, and does no harm to the guarantee as long as nobody looks at it.
 
     Args:
         replays: of the model and its loss.
@@ -37,8 +37,8 @@ def notes_on_memory(replays: Replays, batches: Sequence[Arguments], traces: Sequ
     saved = [name for name, is_saved in kept.items() if is_saved]
     if saved:
         raise PrivacyViolation(
-            f"{_told(replays, saved)} is other after a forward pass on other samples: statistics of the data without noise, which "
-            f"are saved with the weights. {_CURE}"
+            f"{_told(replays, saved)} changes with the samples of a forward pass: it holds statistics of the data without noise, "
+            f"and is saved with the weights. {_CURE}"
         )
     for other in batches[1:]:
         histories = [_after(replays, [batch, batches[0]], round_) for batch in (batches[0], other)]
@@ -67,7 +67,7 @@ _CURE = (
 
 
 def _after(replays: Replays, history: Sequence[Arguments], round_: int, evaluate: bool = False) -> tuple[Tensor, Trace]:
-    """Losses of the last of several passes, and what they left."""
+    """Return losses of the last of several passes, and what they left."""
     with replays.alike((0, 1), round_), torch.no_grad():
         for arguments in history[:-1]:
             replays.loss(arguments)
@@ -83,7 +83,7 @@ def _close(x: Tensor, y: Tensor) -> bool:
 
 
 def _told(replays: Replays, names: list[str]) -> str:
-    """The values by name, with the class of the module that the first is in."""
+    """Return the values by name, with the class of the module that the first is in."""
     module, _, _ = names[0].rpartition(".")
     modules = dict(replays.model.named_modules())
     where = f" of module {module!r} ({type(modules[module]).__name__})" if module and module in modules else ""

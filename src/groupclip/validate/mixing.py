@@ -54,7 +54,7 @@ def blame(replays: Replays, data: Batch, round_: int, order: Sequence[int]) -> s
 
 
 def _first_in(replays: Replays, data: Batch, round_: int, order: Sequence[int]) -> str | None:
-    """The first module that mixes the samples of such a batch."""
+    """Return the first module that mixes the samples of such a batch."""
     places = range(len(order))
     replaced = [[order[(i + 1) % len(order)] if i == j else order[i] for i in places] for j in places[:_REPLACED]]
 
@@ -66,7 +66,7 @@ def _first_in(replays: Replays, data: Batch, round_: int, order: Sequence[int]) 
 
 
 def _apart_if_whole(replays: Replays, data: Batch, round_: int) -> list[Path]:
-    """The inputs that, if they were of no sample, would leave the losses of single samples apart."""
+    """Return the inputs that, if they were of no sample, would leave the losses of single samples apart."""
     everyone = range(replays.total)
 
     def apart(path: Path) -> bool:
@@ -94,13 +94,13 @@ _REPLACED = 8
 
 @dataclass
 class _Trace:
-    """What went into and came out of every module of one pass, in the order in which modules finished."""
+    """Holds what went into and came out of every module of one pass, in the order in which modules finished."""
 
     calls: list[tuple[str, list[Tensor], list[Tensor]]] = field(default_factory=list)
 
 
 def first_mixing_module(model: nn.Module, run: Callable[[Any], Any], batches: Sequence[Any]) -> str | None:
-    """The name of the first module that mixes samples; None if none is seen to.
+    """Return the name of the first module that mixes samples; None if none is seen to.
 
     An entry of an output that changes when one sample is replaced AND when another is depends on both. This asks nothing about
     where samples lie.
@@ -141,7 +141,7 @@ def _traced(model: nn.Module, run: Callable[[Any], Any], batch: Any) -> _Trace:
 
 
 def _mixed(here: list[Tensor], others: list[list[Tensor]]) -> bool:
-    """Whether any entry depends on several samples. Where shapes differ from pass to pass, nothing can be said."""
+    """Return whether any entry depends on several samples. Where shapes differ from pass to pass, nothing can be said."""
     for x, *replaced in zip(here, *others, strict=False):
         if all(y.shape == x.shape for y in replaced):
             changes = sum(_differs(x, y).int() for y in replaced)

@@ -47,11 +47,11 @@ class Places:
         )
 
     def call_begins(self) -> None:
-        """The attached model is called: its parts begin here."""
+        """Hear that the attached model is called: its parts begin here."""
         self._start = self._next[0]
 
     def here(self, state: bytes | None = None) -> tuple[int, int]:
-        """How many draws came before, and how many samples made this one before: told by torch's generator, which checkpoints put
+        """Count the draws that came before, and the samples that made this one: told by torch's generator, which checkpoints put
         back to draw again; without it, counted.
         """
         part = self.part
@@ -63,7 +63,7 @@ class Places:
         return self._next
 
     def passed(self, here: tuple[int, int], turns: int = 1) -> None:
-        """That draw is made, which ``turns`` samples make one after another."""
+        """Hear that this draw is made, which ``turns`` samples make one after another."""
         place, turn = here
         self._next = (place, turn + 1) if turn + 1 < turns else (place + 1, 0)
 
@@ -73,5 +73,5 @@ class Places:
 
 
 def state_of_torch() -> bytes:
-    """Where torch's generator stands."""
+    """Return where torch's generator stands."""
     return torch.get_rng_state().numpy().tobytes()

@@ -13,7 +13,7 @@ from .tolerance import Tolerance
 
 
 def what_is_wrong(replays: Replays, data: Batch) -> Exception:
-    """The error to raise for a loss function that gives one number for a batch."""
+    """Return the error to raise for a loss function that gives one number for a batch."""
     replays.scripts[0] = Script([], [], chance=False)  # draws are constants
     everyone = range(replays.total)
     losses = [_loss(replays, data, samples) for samples in (tuple(everyone), *((i,) for i in everyone))]
@@ -26,14 +26,14 @@ def what_is_wrong(replays: Replays, data: Batch) -> Exception:
             )
     return PrivacyViolation(
         "loss_fn gave a single number, which is neither the mean nor the sum of its samples' losses: it divides by a count over "
-        "the batch, as a mean over all tokens does (the .loss of Hugging Face's language models). Samples weigh by each other's "
-        "lengths in it, which loss_reduction='mean' doesn't see. Average each sample's own terms, e.g. "
+        "the batch, as a mean over all tokens does (the .loss of Hugging Face's language models). The lengths of other samples "
+        "change a sample's weight in it, which loss_reduction='mean' doesn't see. Average the terms of each sample, e.g. "
         "(losses * mask).sum(1) / mask.sum(1), and use reduction='none'"
     )
 
 
 def _loss(replays: Replays, data: Batch, samples: tuple[int, ...]) -> tuple[float, float]:
-    """The loss of some samples, and how far it may be off: in a mean over tokens of equal losses, weights hardly show."""
+    """Return the loss of some samples, and how far it may be off: in a mean over tokens of equal losses, weights hardly show."""
     with replays.alike(samples) as made, torch.no_grad():
         loss = replays.loss(data.pick(*samples))
     dtype = torch.bfloat16 if made.draws.half else loss.dtype

@@ -32,7 +32,7 @@ class ReducedLoss(ValueError):
 
 @dataclass(frozen=True)
 class Script:
-    """What a pass draws.
+    """Says what a pass draws.
 
     Attributes:
         torch, elsewhere: of torch, and of numpy and Python.
@@ -47,7 +47,7 @@ class Script:
 
     @property
     def differs_elsewhere(self) -> bool:
-        """Whether samples draw numbers of numpy of their own."""
+        """Whether every sample draws NumPy numbers separately."""
         return any(kind is not None and kind.axis is not None for kind in self.elsewhere)
 
     @property
@@ -61,13 +61,13 @@ class Script:
 
 @dataclass(frozen=True)
 class Trace:
-    """What a pass left behind: values by name, and weights that aren't what they were."""
+    """Holds what a pass left behind: values by name, and weights that aren't what they were."""
 
     state: State
     weights: dict[str, Tensor]
 
     def differing(self, other: Trace) -> dict[str, bool]:
-        """Names of what isn't the same in the other, and whether ``state_dict`` holds it."""
+        """Return names of what isn't the same in the other, and whether ``state_dict`` holds it."""
         found = dict.fromkeys(self.state.differing(other.state))
         names = dict.fromkeys([*self.weights, *other.weights])
         moved = [
@@ -114,14 +114,14 @@ class Replays:
         self._devices = sorted({p.device.index for p in self.model.parameters() if p.is_cuda})
 
     def state(self) -> State:
-        """What model and loss hold now."""
+        """Return what model and loss hold now."""
         return State.of(self.model, self.loss_fn, copies=self._copies)
 
     def loss(self, arguments: tuple[Any, ...]) -> Tensor:
         return self.loss_fn(self.model, *arguments)
 
     def loss_of_one(self, arguments: tuple[Any, ...]) -> Tensor:
-        """``[1]``: of a batch of one sample.
+        """Return ``[1]``: of a batch of one sample.
 
         Raises:
             PrivacyViolation: the model or the loss can't be computed for one sample.
@@ -142,7 +142,7 @@ class Replays:
     def alike(
         self, samples: Sequence[int], round_: int = 0, like: Sequence[Drawn] = (), one: bool = False
     ) -> Iterator[Pass]:
-        """Inside, the sample at place i draws what ``samples[i]`` always draws in this round; of numpy what the first does, if
+        """Let the sample at place i draw, inside, what ``samples[i]`` always draws in this round; of numpy what the first does, if
         ``one``. After it, model, loss and generators are as they were.
         """
         stand, script = Stand(tuple(samples), self.total, round_), self.scripts.get(round_)
@@ -163,7 +163,7 @@ class Replays:
 
     @contextmanager
     def _told(self, *draws: Draws | DrawsElsewhere) -> Iterator[None]:
-        """Inside, where the attached model is called its draws begin."""
+        """Begin the draws of the attached model where it is called inside."""
         if self.tape is None:
             yield
             return
@@ -208,7 +208,7 @@ class Replays:
         return traces
 
     def left_behind(self, pairs: Sequence[tuple[Any, ...]], round_: int) -> list[Trace]:
-        """What batches of two samples leave behind, all with the same draws."""
+        """Return what batches of two samples leave behind, all with the same draws."""
         traces = []
         for arguments in pairs:
             with self.alike((0, 1), round_), torch.no_grad():
@@ -224,7 +224,7 @@ class Replays:
             raise
 
     def trace(self) -> Trace:
-        """What there is now."""
+        """Return what there is now."""
         return Trace(self.state(), self.weights.look())
 
     @property
@@ -263,7 +263,7 @@ def _seeded(devices: list[int]) -> Iterator[None]:
 
 @contextmanager
 def kept_gradients(model: nn.Module) -> Iterator[None]:
-    """The user's ``p.grad`` put aside, and put back."""
+    """Put the user's ``p.grad`` aside, and put it back at the end."""
     held = [(p, p.grad) for p in model.parameters()]
     for p, _ in held:
         p.grad = None

@@ -38,11 +38,11 @@ class Batch:
         self.size = tensors[0].shape[0]
 
     def pick(self, *samples: int) -> tuple[Any, ...]:
-        """The samples with these indices, in this order."""
+        """Return the samples with these indices, in this order."""
         return self.changed(samples, times={})
 
     def changed(self, samples: Sequence[int], *, times: Mapping[int, float]) -> tuple[Any, ...]:
-        """As :meth:`pick`, the sample at position ``i`` of the result with its real entries multiplied by ``times[i]``
+        """Do :meth:`pick`, the sample at position ``i`` of the result with its real entries multiplied by ``times[i]``
         (and by zero, with all its entries).
         """
 
@@ -94,13 +94,13 @@ class Batch:
 
 
 def told(paths: Sequence[Path]) -> str:
-    """Inputs by their places."""
+    """Return inputs by their places."""
     names = ["".join([str(p[0]), *(f"[{k!r}]" for k in p[1:])]) for p in paths]
     return f"input {names[0]}" if len(names) == 1 else f"inputs {', '.join(names)}"
 
 
 def _one_a_sample(value: Any, size: int) -> bool:
-    """Whether a list's items are the samples: lengths, texts, tensors of different shapes."""
+    """Return whether a list's items are the samples: lengths, texts, tensors of different shapes."""
     if type(value) not in (list, tuple) or len(value) != size:
         return False
     tensors = [t for _, t in _leaves(value) if isinstance(t, Tensor)]
@@ -125,7 +125,7 @@ def _items(value: Any) -> list[tuple[Any, Any]]:
 
 
 def _mapped(value: Any, change: Callable[[Any, Any], Any]) -> Any:
-    """The same container with every item changed."""
+    """Return the same container with every item changed."""
     if type(value) is dict:
         return {k: change(k, v) for k, v in value.items()}
     if isinstance(value, MutableMapping):

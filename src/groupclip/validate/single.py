@@ -17,7 +17,7 @@ from .state import State
 
 @dataclass(frozen=True)
 class Sample:
-    """What plain torch gives for one sample alone.
+    """Holds what plain torch gives for one sample alone.
 
     Attributes:
         loss: its loss.
@@ -38,7 +38,7 @@ class Sample:
     times: float = 1.0
 
     def weight(self, group: str, threshold: float) -> float:
-        """What ``grads`` count for in a sum of clipped gradients: the scale times the clip factor of Abadi et al.; a sample
+        """Return what ``grads`` count for in a sum of clipped gradients: the scale times the clip factor of Abadi et al.; a sample
         that isn't finite contributes nothing.
         """
         norm = self.norms[group]
@@ -47,7 +47,7 @@ class Sample:
         return self.scale * min(1.0, threshold / norm) if norm > 0 else self.scale
 
     def scaled(self, by: float) -> Sample:
-        """The sample with its loss multiplied."""
+        """Return the sample with its loss multiplied."""
         norms = {group: norm * by for group, norm in self.norms.items()}
         return replace(self, norms=norms, scale=self.scale * by, times=self.times * by)
 

@@ -72,7 +72,7 @@ class State:
             undo()
 
     def differing(self, other: State) -> list[str]:
-        """Names of the values that differ."""
+        """Return names of the values that differ."""
         names = dict.fromkeys([*self.leaves, *other.leaves])
         return [n for n in names if not _same(self.leaves.get(n), other.leaves.get(n))]
 
@@ -96,7 +96,7 @@ class State:
         ]
 
     def saves(self, name: str) -> bool:
-        """Whether ``state_dict`` holds the value of this name."""
+        """Return whether ``state_dict`` holds the value of this name."""
         return name in self.leaves and self.leaves[name].saved
 
     def _walk(self, value: Any, name: str, saved: bool) -> None:
@@ -192,7 +192,7 @@ class State:
             self._undo.append(lambda: value.setstate(of_python))
 
     def _object(self, value: Any, name: str) -> None:
-        """What a function closes over, what a method or a partial call is of, attributes of any other object."""
+        """Walk what a function closes over, what a method or a partial call is of, or attributes of any other object."""
         if isinstance(value, types.FunctionType):
             for key, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
                 self._cell(cell, _joined(name, key))
@@ -246,7 +246,7 @@ class Weights:
         self._moving: set[str] = set()
 
     def look(self) -> dict[str, Tensor]:
-        """The weights that aren't as they were, which from here on are put back after every pass."""
+        """Return the weights that aren't as they were, which from here on are put back after every pass."""
         moved = {n: p.detach().clone() for n, p in self._named.items() if not torch.equal(p.detach(), self._before[n])}
         self._moving |= set(moved)
         return moved
@@ -268,7 +268,7 @@ def _joined(name: str, key: Any) -> str:
 
 
 def _void(_: Any) -> None:
-    """For calls made for what they do."""
+    """Return nothing, for calls made for what they do."""
 
 
 def _same(x: Leaf | None, y: Leaf | None) -> bool:

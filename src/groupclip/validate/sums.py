@@ -34,7 +34,7 @@ class Sums:
         self.notes: list[str] = []
 
     def equal(self, what: str, samples: Sequence[int], singles: Sequence[Sample | None]) -> list[float]:
-        """The sums and norms must be those of the single samples, each loss times its scale. A sample of which nothing is known
+        """Check that sums and norms are those of the single samples, each loss times its scale. A sample of which nothing is known
         (None) weighs nothing, so it may add nothing to a sum, and has no norm. Gives the losses.
         """
         known = [s for s in singles if s is not None]
@@ -62,7 +62,7 @@ class Sums:
         return losses
 
     def bounded(self, what: str, times: float, without: Sample) -> None:
-        """Sample 1, its inputs multiplied, may move the sum of no group by more than its threshold."""
+        """Check that sample 1, its inputs multiplied, moves the sum of no group by more than its threshold."""
         try:
             off, _, _ = self._off(self._data.changed([0, 1], times={1: times}), [0, 1], [without])
         except GroupClipError:
@@ -101,7 +101,7 @@ class Sums:
 
 
 def _distance(total: Tensor | None, parts: Sequence[tuple[Tensor, float]]) -> float:
-    """``|total - sum of weight * gradient|``, not finite where the total isn't. Overwrites ``total``: it may be large."""
+    """Return ``|total - sum of weight * gradient|``, not finite where the total isn't. Overwrites ``total``: it may be large."""
     if total is None:
         if not parts:
             return 0.0
@@ -113,7 +113,7 @@ def _distance(total: Tensor | None, parts: Sequence[tuple[Tensor, float]]) -> fl
 
 
 def _alike(norms: Tensor, single: Sequence[float | None], tolerance: float, threshold: float) -> bool:
-    """Whether norms are those of the single samples; what isn't finite in one isn't in the other. One that weighs nothing has
+    """Return whether norms are those of the single samples; what isn't finite in one isn't in the other. A zero weight has
     none, or, where its loss isn't finite, none that counts.
     """
     for here, own in zip(norms.tolist(), single, strict=True):

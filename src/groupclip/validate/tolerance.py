@@ -24,7 +24,7 @@ class Tolerance:
 
     @classmethod
     def of(cls, dtype: torch.dtype) -> Tolerance:
-        """By the coarsest dtype of the passes."""
+        """Choose the tolerance by the coarsest dtype of the passes."""
         return _TOLERANCES.get(dtype, cls(0.15, 3e-2, 3e-2))
 
     @property
@@ -33,7 +33,7 @@ class Tolerance:
         return self.sums < 0.1
 
     def loss(self, here: float, own: float, *, same: bool = False) -> bool:
-        """Whether a loss is what it should be."""
+        """Return whether a loss is what it should be."""
         bound = self.same if same else self.losses
         return abs(here - own) <= bound * (abs(own) + 1e-3) or (math.isnan(here) and math.isnan(own)) or here == own
 

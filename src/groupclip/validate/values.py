@@ -20,7 +20,7 @@ ENLARGED = "a sample's inputs a million times as large"
 
 
 def another_order(size: int, known: int) -> list[int]:
-    """All samples in an order, the same every time, in which none of the first ``known`` stands at its own place."""
+    """Return all samples in an order, the same every time, in which none of the first ``known`` stands at its own place."""
     generator = torch.Generator().manual_seed(0)
     while True:
         order = torch.randperm(size, generator=generator).tolist()
@@ -31,7 +31,7 @@ def another_order(size: int, known: int) -> list[int]:
 def keep_apart(
     replays: Replays, data: Batch, order: Sequence[int], round_: int, alone: Mapping[int, float], tolerance: Tolerance
 ) -> list[float]:
-    """The losses of some samples, in a batch of this order, must be those that they have alone. Gives the losses of all.
+    """Check that some samples have their own losses in a batch of this order. Return the losses of all.
 
     Args:
         alone: sample -> its loss; of others nothing is known.
@@ -52,7 +52,7 @@ def keep_apart(
 
 
 def stands(replays: Replays, data: Batch, own: float, tolerance: Tolerance) -> list[str]:
-    """The loss of sample 0 must be the same, to a bit or two, whatever stands beside it.
+    """Check that the loss of sample 0 is the same, to a bit or two, whatever stands beside it.
 
     Args:
         own: its loss alone.

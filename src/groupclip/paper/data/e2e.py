@@ -35,7 +35,7 @@ Item = tuple[str, str]
 
 
 def linearised(table: str) -> str:
-    """``name[The Vaults], eatType[pub]`` as ``name : The Vaults | eatType : pub``.
+    """Write ``name[The Vaults], eatType[pub]`` as ``name : The Vaults | eatType : pub``.
 
     >>> linearised("name[The Vaults], customer rating[5 out of 5]")
     'name : The Vaults | customer rating : 5 out of 5'
@@ -73,7 +73,7 @@ class PairBatches:
         return ids, mask, labels
 
     def prompt(self, table: str) -> list[int]:
-        """Token ids of a table and the end-of-text token after it."""
+        """Return token ids of a table and the end-of-text token after it."""
         return [*self._ids(f" {linearised(table)}"), self.tokenizer.eos_token_id]
 
     def _row(self, table: str, text: str) -> tuple[list[int], list[int]]:
@@ -85,7 +85,7 @@ class PairBatches:
 
 
 def losses(model: nn.Module, batch: Tensors) -> Tensor:
-    """Mean cross-entropy over each record's own reference tokens, ``[B]``; 0 for a table that fills all the room."""
+    """Return mean cross-entropy over each record's own reference tokens, ``[B]``; 0 for a table that fills all the room."""
     ids, mask, labels = batch
     logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1]  # [B, T - 1, V]
     labels = labels[:, 1:]
@@ -94,7 +94,7 @@ def losses(model: nn.Module, batch: Tensors) -> Tensor:
 
 
 def generate(model: nn.Module, tables: Sequence[str], collate: PairBatches, new_tokens: int = NEW_TOKENS) -> list[str]:
-    """One text for each table, by beam search with 5 beams and no line breaks."""
+    """Return one text for each table, by beam search with 5 beams and no line breaks."""
     tokenizer, made = collate.tokenizer, []
     end = tokenizer.eos_token_id
     breaks = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("\n", "\n\n")]
@@ -115,7 +115,7 @@ def generate(model: nn.Module, tables: Sequence[str], collate: PairBatches, new_
 
 
 def references(pairs: Pairs) -> dict[str, list[str]]:
-    """Each table once, in the order of first appearance -> all its references."""
+    """Return each table once, in the order of first appearance -> all its references."""
     found: dict[str, list[str]] = {}
     for table, text in pairs:
         found.setdefault(table, []).append(text)
@@ -125,7 +125,7 @@ def references(pairs: Pairs) -> dict[str, list[str]]:
 def score(
     model: nn.Module, test: Pairs, collate: PairBatches, metrics: Sequence[str], new_tokens: int = NEW_TOKENS
 ) -> dict[str, float]:
-    """The scores by name: one output for each table against all of its references."""
+    """Return the scores by name: one output for each table against all of its references."""
     expected = references(test)
     made = generate(model, list(expected), collate, new_tokens)
     return scores.score(made, list(expected.values()), metrics)

@@ -24,7 +24,7 @@ Item = tuple[tuple[str, ...], int]
 
 @dataclass(frozen=True, kw_only=True)
 class Template:
-    """How a record becomes a sentence with a gap: ``first`` text, ``middle`` with the gap as ``{mask}``, second text or ``end``.
+    """Makes a record a sentence with a gap: ``first`` text, ``middle`` with the gap as ``{mask}``, second text or ``end``.
 
     words: the word that fills the gap, by label; one token each, with the space before it.
     """
@@ -91,7 +91,7 @@ class InfillBatches:
         return ids, mask, gap, torch.tensor([label for _, label in items])
 
     def encode(self, texts: tuple[str, ...]) -> list[int]:
-        """Token ids of one record in its template, at most ``length``."""
+        """Return token ids of one record in its template, at most ``length``."""
         tokens = self.tokenizer
         before, after = (self._ids(part) for part in self.template.middle.split("{mask}"))
         if len(texts) == 2:
@@ -103,7 +103,7 @@ class InfillBatches:
         return [tokens.bos_token_id, *first, *before, tokens.mask_token_id, *after, *rest, tokens.eos_token_id]
 
     def words(self) -> Tensor:
-        """The label words' token ids, ``[classes]``. ``WrongData`` if one isn't a single token."""
+        """Return the label words' token ids, ``[classes]``. ``WrongData`` if one isn't a single token."""
         found = [self._ids(word) for word in self.template.words]
         for word, ids in zip(self.template.words, found, strict=True):
             if len(ids) != 1:
@@ -142,32 +142,32 @@ class Infilling(nn.Module):
 
 
 def infill_logits(model: nn.Module, batch: Tensors) -> Tensor:
-    """``[B, classes]``."""
+    """Return ``[B, classes]``."""
     ids, mask, gap, _ = batch
     return model(ids, mask, gap)
 
 
 def infill_losses(model: nn.Module, batch: Tensors) -> Tensor:
-    """Cross-entropy of each record among the label words, ``[B]``."""
+    """Return cross-entropy of each record among the label words, ``[B]``."""
     return F.cross_entropy(infill_logits(model, batch), batch[-1], reduction="none")
 
 
 def head_logits(model: nn.Module, batch: Tensors) -> Tensor:
-    """``[B, classes]``."""
+    """Return ``[B, classes]``."""
     ids, mask, _ = batch
     return model(input_ids=ids, attention_mask=mask).logits
 
 
 def head_losses(model: nn.Module, batch: Tensors) -> Tensor:
-    """Cross-entropy of each record, ``[B]``."""
+    """Return cross-entropy of each record, ``[B]``."""
     return F.cross_entropy(head_logits(model, batch), batch[-1], reduction="none")
 
 
 def head_score(model: nn.Module, tests: dict[str, Texts], collate: HeadBatches) -> dict[str, float]:
-    """Accuracy in percent on each development set."""
+    """Return accuracy in percent on each development set."""
     return {name: accuracy(model, test, collate, head_logits) for name, test in tests.items()}
 
 
 def infill_score(model: nn.Module, tests: dict[str, Texts], collate: InfillBatches) -> dict[str, float]:
-    """Accuracy in percent on each development set."""
+    """Return accuracy in percent on each development set."""
     return {name: accuracy(model, test, collate, infill_logits) for name, test in tests.items()}

@@ -38,7 +38,7 @@ Made = Callable[[random.Random, DatasetFacts], dict[str, Any]]
 
 
 def made_splits(facts: DatasetFacts, source: StandIn) -> dict[str, Any]:
-    """``source.records`` made records of each split; labels go round, so that each class occurs if there is room."""
+    """Return ``source.records`` made records of each split; labels go round, so that each class occurs if there is room."""
     make = MAKERS[facts.kind]
     found: dict[str, Any] = {}
     for split in facts.sizes:
@@ -51,7 +51,7 @@ def made_splits(facts: DatasetFacts, source: StandIn) -> dict[str, Any]:
 
 
 def sentence(dice: random.Random) -> str:
-    """A short made sentence."""
+    """Return a short made sentence."""
     return f"{dice.choice(SUBJECTS)} {dice.choice(VERBS)} {dice.choice(WORDS)} ."
 
 

@@ -27,14 +27,14 @@ class WrongData(GroupClipError):
 
 
 def facts_of(dataset: str) -> DatasetFacts:
-    """The public facts of a data set. ``ValueError`` for a name that isn't in the paper's tables."""
+    """Return the public facts of a data set. ``ValueError`` for a name that isn't in the paper's tables."""
     if dataset not in DATASETS:
         raise ValueError(f"unknown data set {dataset!r}; data sets: {', '.join(DATASETS)}")
     return DATASETS[dataset]
 
 
 def splits(dataset: str, source: Source) -> dict[str, Records]:
-    """Every split that the tables need, by its name.
+    """Return every split that the tables need, by its name.
 
     Guarantee: the columns of :class:`DatasetFacts` are there, and each split has the published size, unless the source is
     made up or a folder that says it holds a subset.
@@ -109,7 +109,7 @@ def _from_folder(dataset: str, facts: DatasetFacts, folder: Path) -> dict[str, R
 
 
 def _parquet(folder: Path, split: str) -> list[str]:
-    """The hub's names: ``<split>-00000-of-00001.parquet``, or ``<split>/0000.parquet`` in converted revisions."""
+    """Return the hub's names: ``<split>-00000-of-00001.parquet``, or ``<split>/0000.parquet`` in converted revisions."""
     return sorted(
         str(file)
         for file in folder.rglob("*.parquet")

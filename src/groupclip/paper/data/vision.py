@@ -60,15 +60,15 @@ class ImageBatches:
 
 
 def logits(model: nn.Module, batch: Tensors) -> Tensor:
-    """``[B, classes]``."""
+    """Return ``[B, classes]``."""
     return model(batch[0])
 
 
 def losses(model: nn.Module, batch: Tensors) -> Tensor:
-    """Cross-entropy of each image, ``[B]``."""
+    """Return cross-entropy of each image, ``[B]``."""
     return F.cross_entropy(logits(model, batch), batch[1], reduction="none")
 
 
 def score(model: nn.Module, tests: dict[str, Images], collate: ImageBatches) -> dict[str, float]:
-    """Accuracy in percent on each test set."""
+    """Return accuracy in percent on each test set."""
     return {name: accuracy(model, test, collate, logits) for name, test in tests.items()}

@@ -46,7 +46,7 @@ class ScaledExperiment:
 
 
 def experiments() -> list[ScaledExperiment]:
-    """Every scaled experiment. Each module of this package that has an ``EXPERIMENTS`` list gives its own."""
+    """Return every scaled experiment. Each module of this package that has an ``EXPERIMENTS`` list gives its own."""
     import importlib
     import pkgutil
 

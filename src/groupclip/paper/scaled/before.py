@@ -12,7 +12,7 @@ _seen: dict[Hashable, Mapping[str, float]] = {}
 def scores_before(
     evaluate: Callable[[nn.Module], Mapping[str, float]], model: nn.Module, key: Hashable
 ) -> Mapping[str, float]:
-    """The scores of the pretrained model as it is, taken once for each ``key``; no choice depends on them."""
+    """Return the scores of the pretrained model as it is, taken once for each ``key``; no choice depends on them."""
     if key not in _seen:
         _seen[key] = evaluate(model)
     return _seen[key]

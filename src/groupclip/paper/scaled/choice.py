@@ -10,7 +10,7 @@ from . import MADE, ScaledCell, experiments
 
 
 def small_jobs(twin: str, wanted: Wanted, data: Path | None, out: Path) -> list[Job]:
-    """The cells of every scaled experiment that is a twin of the table or figure ``twin``.
+    """Return the cells of every scaled experiment that is a twin of the table or figure ``twin``.
 
     Args:
         data: folder of small real data. out: folder of results; what is made once (pretrained weights) lies in out/made.

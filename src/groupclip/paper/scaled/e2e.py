@@ -40,7 +40,7 @@ STYLES = ("all-layer", "param-wise", "layer-wise", "block-wise")
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """How large the experiment is; one value for tests and one for results."""
+    """Says how large the experiment is; one value for tests and one for results."""
 
     shapes: Mapping[str, Shape]
     recipe: Recipe
@@ -82,7 +82,7 @@ class Folders:
 
 
 def cells(scale: Scale, folders: Folders) -> list[ScaledCell]:
-    """All runs: repetition by repetition, so that a suite which is stopped has whole ones."""
+    """Return all runs: repetition by repetition, so that a suite which is stopped has whole ones."""
     make = functools.partial(_cell, scale, folders)
     made: list[ScaledCell] = []
     for seed in scale.seeds:
@@ -102,7 +102,7 @@ def _cell(scale: Scale, folders: Folders, name: str, seed: int, epsilon: float |
 
 
 def build(scale: Scale, name: str, folders: Folders) -> Workload:
-    """A fresh copy of the pretrained model, on the private pairs."""
+    """Return a fresh copy of the pretrained model, on the private pairs."""
     shape = scale.shapes[name]
     files = {E2E: "gzip of JSON lines with split, mr and refs"}
     if not all(file.exists() for file in made_files(folders.kept, shape, scale.recipe)):
@@ -149,12 +149,12 @@ def _public_model(shape: Shape, recipe: Recipe, folders: Folders) -> tuple[nn.Mo
 
 
 def real_cells(data: Path, kept: Path) -> list[ScaledCell]:
-    """The cells of docs/reproduction."""
+    """Return the cells of docs/reproduction."""
     return cells(FULL, Folders(data, kept))
 
 
 def smoke_cells(folder: Path) -> list[ScaledCell]:
-    """A few tiny cells on made-up tables, which are written into the folder."""
+    """Return a few tiny cells on made-up tables, which are written into the folder."""
     write_made(folder, train=60, dev=8)
     return cells(SMOKE, Folders(folder, folder / "public"))
 

@@ -51,21 +51,21 @@ class Table:
     names: tuple[tuple[str, str], ...]
 
     def hide(self, text: str) -> str:
-        """The text in lower case, with placeholders for names. A name that is part of another comes after it."""
+        """Return the text in lower case, with placeholders for names. A name that is part of another comes after it."""
         text = text.lower()
         for placeholder, name in sorted(self.names, key=lambda pair: -len(pair[1])):
             text = text.replace(name, placeholder)
         return text
 
     def show(self, text: str) -> str:
-        """The inverse of :meth:`hide`, but for capital letters."""
+        """Return the inverse of :meth:`hide`, but for capital letters."""
         for placeholder, name in self.names:
             text = text.replace(placeholder, name)
         return text
 
 
 def read_table(mr: str) -> Table:
-    """The table of ``name[The Vaults], eatType[pub]``.
+    """Return the table of ``name[The Vaults], eatType[pub]``.
 
     >>> read_table("name[The Vaults], eatType[pub]")
     Table(prompt='name : <name> | type : pub', names=(('<name>', 'the vaults'),))
@@ -81,7 +81,7 @@ def read_table(mr: str) -> Table:
 
 
 def read_e2e(file: Path) -> dict[str, list[tuple[str, list[str]]]]:
-    """(MR, its references) by split. ``MissingSource`` if there is no such file."""
+    """Return (MR, its references) by split. ``MissingSource`` if there is no such file."""
     found: dict[str, list[tuple[str, list[str]]]] = {}
     for row in rows(file):
         found.setdefault(row["split"], []).append((row["mr"], row["refs"]))
@@ -122,7 +122,7 @@ class Record:
 
 
 def encode(tokenizer: Any, pairs: Sequence[tuple[str, str]], longest: int = LONGEST) -> list[Record]:
-    """Records of (prompt, text) by increasing length: micro-batches of Poisson draws then need little padding.
+    """Return records of (prompt, text) by increasing length: micro-batches of Poisson draws then need little padding.
 
     The order is no part of the mechanism: who is drawn, and what a record adds, doesn't depend on it.
     """

@@ -18,7 +18,7 @@ AREAS = ("riverside", "city centre")
 
 
 def write_made(folder: Path, train: int, dev: int) -> None:
-    """Tables of up to three attributes with two texts each, and sentences under the names of the public files."""
+    """Write tables of up to three attributes with two texts each, and sentences under the names of the public files."""
     folder.mkdir(parents=True, exist_ok=True)
     draw = random.Random(0)
     made: list[dict[str, Any]] = []

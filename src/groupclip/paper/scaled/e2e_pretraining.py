@@ -54,7 +54,7 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How it is pretrained: AdamW, a learning rate that rises in a line for a tenth and falls in a half cosine."""
+    """Says how the model is pretrained: AdamW, a learning rate that rises in a line for a tenth and falls in a half cosine."""
 
     steps: int = 1500
     batch_size: int = 64
@@ -65,7 +65,7 @@ class Recipe:
 
 
 def gpt2(shape: Shape) -> nn.Module:
-    """A GPT-2 of Hugging Face with random weights, tied embeddings and no dropout."""
+    """Return a GPT-2 of Hugging Face with random weights, tied embeddings and no dropout."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
@@ -77,7 +77,7 @@ def gpt2(shape: Shape) -> nn.Module:
 
 
 def losses(model: nn.Module, batch: Tensors) -> Tensor:
-    """Mean cross-entropy over each record's own text, ``[B]``, in bfloat16 where torch's autocast allows it.
+    """Return mean cross-entropy over each record's own text, ``[B]``, in bfloat16 where torch's autocast allows it.
 
     A mean over all tokens of a batch would be no loss per sample: its denominator mixes records.
     """
@@ -90,7 +90,7 @@ def losses(model: nn.Module, batch: Tensors) -> Tensor:
 
 
 def public_sentences(folder: Path) -> list[str]:
-    """Sentences of 5 to 32 words of the public files, in lower case, each once, in an order that depends on them alone."""
+    """Return sentences of 5 to 32 words of the public files, in lower case, each once, in an order that depends on them alone."""
     found = {
         " ".join(row[field].lower().split())
         for file, fields in PUBLIC.items()
@@ -102,7 +102,7 @@ def public_sentences(folder: Path) -> list[str]:
 
 
 def keywords(sentence: str, draw: random.Random) -> tuple[str, str]:
-    """(prompt, text): two to six spans of one to three words under random attributes, and the sentence.
+    """Return (prompt, text): two to six spans of one to three words under random attributes, and the sentence.
 
     As in E2E, the first two spans are hidden behind the placeholders of names half of the time, in both.
     """
@@ -139,7 +139,7 @@ def keywords(sentence: str, draw: random.Random) -> tuple[str, str]:
 
 
 def made_files(made: Path, shape: Shape, recipe: Recipe) -> tuple[Path, Path]:
-    """Where :func:`pretrained` keeps weights and vocabulary; with both, it reads no public file."""
+    """Return where :func:`pretrained` keeps weights and vocabulary; with both, it reads no public file."""
     facts = json.dumps([asdict(shape), asdict(recipe)], sort_keys=True)
     key = hashlib.sha256(facts.encode()).hexdigest()[:8]
     return made / f"gpt2-{shape.width}x{shape.blocks}-{key}.safetensors", made / f"bpe-{shape.vocabulary}.json"
@@ -148,7 +148,7 @@ def made_files(made: Path, shape: Shape, recipe: Recipe) -> tuple[Path, Path]:
 def pretrained(
     folder: Path, made: Path, shape: Shape, recipe: Recipe, tell: Callable[[int, float], None] | None = None
 ) -> tuple[nn.Module, Any]:
-    """The model and its tokenizer, from ``made`` if they were made there before with the same shape and recipe."""
+    """Return the model and its tokenizer, from ``made`` if they were made there before with the same shape and recipe."""
     from safetensors.torch import load_model, save_model
     from tokenizers import Tokenizer
 
@@ -189,7 +189,7 @@ def pretrain(
 
 
 def _batches(tokenizer: Any, sentences: Sequence[str], recipe: Recipe) -> Any:
-    """Batches of records of about one length, with other keywords in every pass."""
+    """Yield batches of records of about one length, with other keywords in every pass."""
     draw, taken = random.Random(recipe.seed), 0
     while True:
         records = encode(tokenizer, [keywords(s, draw) for s in sentences], recipe.longest)

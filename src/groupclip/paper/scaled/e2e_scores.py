@@ -26,7 +26,7 @@ class Asked:
 
 
 def scores(model: nn.Module, *, tokenizer: Any, records: Sequence[Record], asked: Sequence[Asked]) -> dict[str, float]:
-    """``loss`` (nats) and ``perplexity`` of a token of the texts, END included; BLEU and ROUGE-L in percent."""
+    """Return ``loss`` (nats) and ``perplexity`` of a token of the texts, END included; BLEU and ROUGE-L in percent."""
     model.eval()
     loss = token_loss(model, records)
     made = write(model, tokenizer, [one.table for one in asked])
@@ -35,7 +35,7 @@ def scores(model: nn.Module, *, tokenizer: Any, records: Sequence[Record], asked
 
 
 def token_loss(model: nn.Module, records: Sequence[Record]) -> float:
-    """Mean cross-entropy over all tokens of all texts."""
+    """Return mean cross-entropy over all tokens of all texts."""
     device = next(model.parameters()).device
     total, count = 0.0, 0
     with torch.no_grad():
@@ -52,7 +52,7 @@ def token_loss(model: nn.Module, records: Sequence[Record]) -> float:
 
 
 def write(model: nn.Module, tokenizer: Any, tables: Sequence[Table]) -> list[str]:
-    """A text for each table: the likeliest token each time, until END or ``WRITTEN`` tokens; names put back.
+    """Return a text for each table: the likeliest token each time, until END or ``WRITTEN`` tokens; names put back.
 
     Tables of one length are written for together, so that no prompt needs padding.
     """

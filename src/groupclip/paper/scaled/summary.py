@@ -42,7 +42,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Difference:
-    """Of means, with its standard error."""
+    """Holds a difference of means, with its standard error."""
 
     mean: float
     error: float
@@ -72,14 +72,14 @@ class Scores:
         return len(self._found)
 
     def of(self, **cell: Any) -> Score | None:
-        """The score of a cell, None if no seed of it was run."""
+        """Return the score of a cell, None if no seed of it was run."""
         return self._found.get(_key(cell))
 
     def number_of_groups(self, **cell: Any) -> int:
         return self.groups[_key(cell)]
 
     def pooled(self, among: Callable[[Mapping[str, Any]], bool] = lambda _: True) -> float:
-        """Standard deviation of single runs around the means of their cells, over all cells (or those of ``among``).
+        """Return the standard deviation of single runs around the means of their cells, over all cells (or those of ``among``).
 
         One cell's own deviation over three runs is off by half as often as not; many cells together say it well.
         """
@@ -104,7 +104,7 @@ class Scores:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """In Markdown; first column left, the others right."""
+    """Write a table in Markdown; the first column is aligned left, the others right."""
     lines = [list(head), ["---"] + ["---:"] * (len(head) - 1), *(list(map(str, row)) for row in rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 

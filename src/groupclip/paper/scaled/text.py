@@ -45,7 +45,7 @@ MakeModel = Callable[[], tuple[Classifier, Any]]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Scale:
-    """How large the experiment is; one value for tests and one for results."""
+    """Says how large the experiment is; one value for tests and one for results."""
 
     model: str
     make: MakeModel
@@ -87,7 +87,7 @@ class Folders:
 
 
 def cells(scale: Scale, folders: Folders) -> list[ScaledCell]:
-    """All runs: repetition by repetition, so that a suite which is stopped has whole ones."""
+    """Return all runs: repetition by repetition, so that a suite which is stopped has whole ones."""
     make = functools.partial(_cell, scale, folders)
     made: list[ScaledCell] = []
     for seed in scale.seeds:
@@ -119,7 +119,7 @@ def _cell(
 
 
 def build(scale: Scale, folders: Folders, blocks: int, *, balance: bool) -> Workload:
-    """The pretrained model with a new head, on all private records or as many of either label."""
+    """Return the pretrained model with a new head, on all private records or as many of either label."""
     public = dict.fromkeys(PUBLIC, "public texts, of vaderSentiment 3.3.2")
     needed_files(folders.data, {SST2: "gzip of JSON lines with split, text and label", **public})
     base, train, dev = _prepared(scale, folders, blocks)
@@ -150,7 +150,7 @@ def build(scale: Scale, folders: Folders, blocks: int, *, balance: bool) -> Work
 
 @functools.cache
 def _prepared(scale: Scale, folders: Folders, blocks: int) -> tuple[Classifier, list[Read], list[Read]]:
-    """The upper blocks, and what the lower ones make of train and dev records: the same for all cells of a suite."""
+    """Return the upper blocks, and what the lower ones make of train and dev records: the same for all cells of a suite."""
     model, tokenizer = scale.make()
     model.standardise(encode(tokenizer, public_texts(folders.data))[::4])
     train, dev = read_sst2(folders.data)
@@ -162,12 +162,12 @@ def _prepared(scale: Scale, folders: Folders, blocks: int) -> tuple[Classifier, 
 
 
 def real_cells(data: Path, kept: Path) -> list[ScaledCell]:
-    """The cells of docs/reproduction."""
+    """Return the cells of docs/reproduction."""
     return cells(FULL, Folders(data, kept))
 
 
 def smoke_cells(folder: Path) -> list[ScaledCell]:
-    """A few tiny cells on made-up phrases, which are written into the folder."""
+    """Return a few tiny cells on made-up phrases, which are written into the folder."""
     write_made(folder, train=200, dev=60)
     return cells(SMOKE, Folders(folder, folder / "public"))
 

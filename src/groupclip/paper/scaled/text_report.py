@@ -44,12 +44,12 @@ class Report:
         }
 
     def cell(self, model: str, epsilon: float | None, style: str, clip: str = "automatic") -> dict[str, Any]:
-        """Of one score; without privacy there is neither style nor clip function."""
+        """Write the cell of one score; without privacy it has no style and no clip function."""
         words = {"clipping": style, "clip": clip} if epsilon is not None else {"clipping": "", "clip": ""}
         return {"model": model, "data": self.data, "epsilon": epsilon, **words}
 
     def metric(self, name: str) -> str:
-        """A row a model and style, a column an epsilon."""
+        """Return a row a model and style, a column an epsilon."""
         scores, rows = self.scores[name], []
         for model in self.models:
             plain = scores.of(**self.cell(model, None, ""))
@@ -79,12 +79,12 @@ class Report:
         return table(["model", "styles", *(f"epsilon {e:g}" for e in self.epsilons)], rows)
 
     def gap(self, name: str, model: str, epsilon: float, style: str) -> Difference | None:
-        """The metric of the style less that of one group."""
+        """Return the metric of the style less that of one group."""
         first, second = self.cell(model, epsilon, style), self.cell(model, epsilon, "all-layer")
         return self.scores[name].difference(first, second, self.deviations[name])
 
     def others(self) -> str:
-        """The cells that tables leave out: a row a cell, a column a metric."""
+        """Return the cells that tables leave out: a row a cell, a column a metric."""
         shown = {(r.cell["data"], r.cell["clip"]) for r in self.results} - {(self.data, "automatic"), (self.data, "")}
         cells = {
             tuple(sorted(((k, v) for k, v in r.cell.items() if k != "seed"), key=lambda pair: pair[0])): r.groups
@@ -101,13 +101,13 @@ class Report:
         return table(["model", "data", "style", "clip", "M", "epsilon", *self.metrics.values()], rows)
 
     def before(self) -> str:
-        """Scores before any private record was seen: a row a model."""
+        """Return scores before any private record was seen: a row a model."""
         facts = {r.cell["model"]: r.settings["workload"]["before"] for r in self.results}
         rows = [[model, *(f"{facts[model][name]:.2f}" for name in self.metrics)] for model in self.models]
         return table(["model", *self.metrics.values()], rows)
 
     def over_groups(self) -> str:
-        """The first two metrics over M: a line an epsilon; bars are standard deviations over repetitions."""
+        """Return the first two metrics over M: a line an epsilon; bars are standard deviations over repetitions."""
         panels = [(model, name) for model in self.models for name in list(self.metrics)[:2]]
         with drawing(len(panels), height=2.9) as (figure, drawn):
             for axes, (model, name) in zip(drawn, panels, strict=True):
@@ -132,7 +132,7 @@ class Report:
 
 
 def _said(score: Score | None, digits: int) -> str:
-    """Mean and standard deviation over repetitions."""
+    """Return mean and standard deviation over repetitions."""
     if score is None:
         return "not run"
     if len(score.values) == 1:

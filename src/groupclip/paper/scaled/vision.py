@@ -66,7 +66,7 @@ FEW = ("all-layer", "param-wise", "layer-wise", "block-wise")
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """How large the experiment is; one value for tests and one for results."""
+    """Says how large the experiment is; one value for tests and one for results."""
 
     sizes: Mapping[str, ViTShape]
     styles: Mapping[float, Sequence[str]]  # at each epsilon
@@ -105,7 +105,7 @@ class Folders:
 
 
 def cells(scale: Scale, folders: Folders) -> list[ScaledCell]:
-    """All runs: the whole of the first seed, then the other seeds together, what is worth most first.
+    """Return all runs: the whole of the first seed, then the other seeds together, what is worth most first.
 
     So a suite that is stopped has every cell once, and error bars on the ends of the range before those between.
     """
@@ -126,7 +126,7 @@ def _names(scale: Scale, seed: int) -> Iterator[tuple[str, int, float | None, st
 
 
 def _worth(cell: ScaledCell) -> tuple[int, int]:
-    """One group and one a parameter; then what is compared at equal memory, at the least epsilon; then the rest."""
+    """Return one group and one a parameter; then what is compared at equal memory, at the least epsilon; then the rest."""
     style, clip = cell.cell["clipping"], cell.cell["clip"]
     if clip == "automatic" and style in ENDS:
         return 0, ENDS.index(style)
@@ -150,7 +150,7 @@ def _cell(
 
 
 def build(shape: ViTShape, recipe: Recipe, settings: TrainSettings, folders: Folders, *, private: str) -> Workload:
-    """The pretrained model with a new head, on the private images of a file."""
+    """Return the pretrained model with a new head, on the private images of a file."""
     needed_files(folders.data, {PUBLIC: "public images, .npz", private: "private images, .npz"})
     model, public_accuracy = _public_model(shape, recipe, folders)
     train, test = read(folders.data / private)
@@ -179,7 +179,7 @@ def build(shape: ViTShape, recipe: Recipe, settings: TrainSettings, folders: Fol
 
 @functools.cache
 def _public_model(shape: ViTShape, recipe: Recipe, folders: Folders) -> tuple[VisionTransformer, float]:
-    """The pretrained model, and its accuracy in percent on the public set's own test images."""
+    """Return the pretrained model, and its accuracy in percent on the public set's own test images."""
     train, test = read(folders.data / PUBLIC)
     model = pretrained(shape, train, recipe, folders.kept / f"vit-{shape.dim}x{shape.depth}.safetensors")
     return model, accuracy(model, test)["accuracy"]
@@ -196,7 +196,7 @@ def new_head(shape: ViTShape, classes: int, seed: int) -> nn.Linear:
 
 
 def losses(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """Cross-entropy of each image, ``[B]``."""
+    """Return cross-entropy of each image, ``[B]``."""
     images, labels = batch
     return F.cross_entropy(model(images), labels, reduction="none")
 
@@ -212,7 +212,7 @@ def _groups(settings: TrainSettings) -> Groups:
 
 @functools.cache
 def predicted_peak(shape: ViTShape, classes: int, microbatch: int, groups: Groups) -> int:
-    """Most bytes of a step on a full micro-batch, by :mod:`groupclip.memory`, AdamW's state included; None: without privacy."""
+    """Predict a step's peak on a full micro-batch by :mod:`groupclip.memory`, AdamW's state included; None without privacy."""
     model: VisionTransformer = small_vit(shape, classes)
     batch = (torch.zeros(microbatch, 3, SIDE, SIDE), torch.zeros(microbatch, dtype=torch.long))
     sketched = Sketched(model, batch, losses)
@@ -225,12 +225,12 @@ def predicted_peak(shape: ViTShape, classes: int, microbatch: int, groups: Group
 
 
 def real_cells(data: Path, kept: Path) -> list[ScaledCell]:
-    """The cells of docs/reproduction."""
+    """Return the cells of docs/reproduction."""
     return cells(FULL, Folders(data, kept))
 
 
 def smoke_cells(folder: Path) -> list[ScaledCell]:
-    """Three tiny cells on made images, which are written into the folder."""
+    """Return three tiny cells on made images, which are written into the folder."""
     write_made(folder / PUBLIC, classes=10, train=200, test=50, seed=1)
     write_made(folder / PRIVATE, classes=4, train=300, test=100, seed=2)
     return cells(SMOKE, Folders(folder, folder / "public"))

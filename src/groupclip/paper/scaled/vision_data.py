@@ -39,17 +39,17 @@ class Images:
         return range(len(self))[row]
 
     def batch(self, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Images ``[B, C, 32, 32]`` in [-1, 1] and labels ``[B]``. The scaling is a constant: no statistic of the records."""
+        """Return images ``[B, C, 32, 32]`` in [-1, 1] and labels ``[B]``. The scaling is constant: no statistic of records."""
         chosen = torch.tensor(rows, dtype=torch.long)
         return scaled(self.pixels[chosen]), self.labels[chosen]
 
     def first(self, records: int) -> Images:
-        """The first so many."""
+        """Return the first so many."""
         return Images(self.pixels[:records], self.labels[:records], self.classes)
 
 
 def scaled(pixels: Tensor) -> Tensor:
-    """Bytes to floats in [-1, 1]."""
+    """Turn bytes into floats in [-1, 1]."""
     return (pixels.float() - 127.5) / 127.5
 
 
@@ -82,13 +82,13 @@ def read(file: Path) -> tuple[Images, Images]:
 
 
 def _colours(planes: np.ndarray) -> Tensor:
-    """``[3, N, 32, 32]`` coded to ``[N, 3, 32, 32]`` RGB."""
+    """Turn coded ``[3, N, 32, 32]`` into ``[N, 3, 32, 32]`` RGB."""
     green, red, blue = planes.cumsum(-1, dtype=np.uint8).cumsum(-2, dtype=np.uint8)
     return torch.from_numpy(np.stack([green + red, green, green + blue], 1) * np.uint8(4) + np.uint8(2))
 
 
 def _grey(pixels: np.ndarray) -> Tensor:
-    """``[N, H, W]`` to ``[N, 3, 32, 32]``, the same in three colours and in the middle."""
+    """Turn ``[N, H, W]`` into ``[N, 3, 32, 32]``, the same in three colours and in the middle."""
     above, left = (SIDE - pixels.shape[1]) // 2, (SIDE - pixels.shape[2]) // 2
     padded = np.zeros((len(pixels), SIDE, SIDE), dtype=np.uint8)
     padded[:, above : above + pixels.shape[1], left : left + pixels.shape[2]] = pixels
@@ -96,7 +96,7 @@ def _grey(pixels: np.ndarray) -> Tensor:
 
 
 def distorted(images: Tensor, generator: torch.Generator, *, most: int = 4) -> Tensor:
-    """Each image mirrored or not, and shifted by at most so many pixels both ways; for public pretraining.
+    """Return each image mirrored or not, and shifted by at most so many pixels both ways; for public pretraining.
 
     Args:
         images: ``[N, C, H, W]``; what comes in at the edges is zero, the middle grey.

@@ -26,7 +26,7 @@ def write_made(file: Path, *, classes: int, train: int, test: int, seed: int) ->
 
 
 def coded(pixels: np.ndarray) -> np.ndarray:
-    """6-bit RGB ``[N, 3, 32, 32]`` as planes ``[3, N, 32, 32]``: green, red - green, blue - green, differenced modulo 256."""
+    """Write 6-bit RGB ``[N, 3, 32, 32]`` as planes ``[3, N, 32, 32]``: green, red - green, blue - green, differenced modulo 256."""
     red, green, blue = pixels.transpose(1, 0, 2, 3).astype(np.uint8)
     planes = np.stack([green, red - green, blue - green])
     down = np.diff(planes, axis=-2, prepend=np.zeros_like(planes[..., :1, :]))

@@ -29,7 +29,7 @@ class Recipe:
 
 
 def small_vit(shape: ViTShape, classes: int) -> VisionTransformer:
-    """A vision transformer for 32 x 32 colour images in 16 patches."""
+    """Return a vision transformer for 32 x 32 colour images in 16 patches."""
     return VisionTransformer(shape, channels=3, image_size=(SIDE, SIDE), num_classes=classes, patch_size=PATCH)
 
 
@@ -60,7 +60,7 @@ def pretrain(shape: ViTShape, public: Images, recipe: Recipe) -> VisionTransform
 
 
 def pretrained(shape: ViTShape, public: Images, recipe: Recipe, file: Path) -> VisionTransformer:
-    """The pretrained model, from ``file`` if it has been trained before; else it's trained, and the file is written."""
+    """Return the pretrained model, from ``file`` if it has been trained before; else it's trained, and the file is written."""
     from safetensors.torch import load_file, save_file
 
     if file.exists():

@@ -45,13 +45,13 @@ class Report:
         }
 
     def cell(self, size: str, epsilon: float | None, style: str, clip: str = "automatic") -> dict[str, Any]:
-        """Of one score; without privacy there is neither style nor clip function."""
+        """Write the cell of one score; without privacy it has no style and no clip function."""
         private = epsilon is not None
         words = {"clipping": style if private else "", "clip": clip if private else ""}
         return {"model": size, "data": DATA, "epsilon": epsilon, **words}
 
     def models(self) -> str:
-        """A row a size."""
+        """Return a row a size."""
         facts = {r.cell["model"]: r.settings["workload"] for r in self.results}
         rows = [
             [size, f"{facts[size]['parameters']:,}", f"{facts[size]['public_accuracy']:.1f}",
@@ -61,7 +61,7 @@ class Report:
         return table(["model", "parameters", "CIFAR-100 after pretraining, %", "CIFAR-10 without privacy, %"], rows)
 
     def accuracies(self, epsilon: float) -> str:
-        """A row a style, a column a size."""
+        """Return a row a style, a column a size."""
         rows = []
         for style in (*UNIFORM, *NON_UNIFORM):
             cells = [self.cell(size, epsilon, style) for size in self.sizes]
@@ -72,13 +72,13 @@ class Report:
         return table(["style", "M", *(f"{size}, %" for size in self.sizes)], rows)
 
     def gap(self, size: str, epsilon: float, style: str) -> Difference | None:
-        """How much better one group is than the style's."""
+        """Return how much better one group is than the style's."""
         return self.scores.difference(
             self.cell(size, epsilon, "all-layer"), self.cell(size, epsilon, style), self.deviation
         )
 
     def gaps(self) -> str:
-        """A row for each size and epsilon, a column for each style that was run at every epsilon."""
+        """Return a row for each size and epsilon, a column for each style that was run at every epsilon."""
         styles = [s for s in UNIFORM[1:] if all(self.gap(self.sizes[0], e, s) for e in self.epsilons)]
         rows = [
             [size, f"{epsilon:g}", *(_marked(self.gap(size, epsilon, style)) for style in styles)]
@@ -88,7 +88,7 @@ class Report:
         return table(["model", "epsilon", *(f"all-layer minus {style}" for style in styles)], rows)
 
     def changes(self) -> str:
-        """Whether gaps shrink: from the smallest to the largest model, and from the smallest to the largest epsilon."""
+        """Return whether gaps shrink: from the smallest to the largest model, and from the smallest to the largest epsilon."""
         low, high = self.epsilons[0], self.epsilons[-1]
         small, large = self.sizes[0], self.sizes[-1]
         rows = []
@@ -133,7 +133,7 @@ class Report:
         return table(["styles", "model", "peak of first", "of second", "first, %", "second, %", "difference"], rows)
 
     def abadi(self) -> str:
-        """The two clip functions on the same cells."""
+        """Return the two clip functions on the same cells."""
         rows = []
         for size in self.sizes:
             for epsilon in self.epsilons:
@@ -146,7 +146,7 @@ class Report:
         return table(["model", "epsilon", "style", "automatic, %", "Abadi, R = 1, %", "difference"], rows)
 
     def over_groups(self) -> str:
-        """Accuracy over M: a panel a size, a line an epsilon; bars are standard deviations over seeds."""
+        """Return accuracy over M: a panel a size, a line an epsilon; bars are standard deviations over seeds."""
         with drawing(len(self.sizes), height=2.9) as (figure, panels):
             for axes, size in zip(panels, self.sizes, strict=True):
                 for epsilon, colour in zip(reversed(self.epsilons), COLOURS, strict=False):
@@ -162,7 +162,7 @@ class Report:
             return svg(figure)
 
     def over_memory(self) -> str:
-        """Accuracy over predicted peak at the smallest epsilon: uniform groups on a line, non-uniform ones beside it."""
+        """Return accuracy over predicted peak at the smallest epsilon: uniform groups on a line, non-uniform ones beside it."""
         epsilon = self.epsilons[0]
         with drawing(len(self.sizes), height=2.9) as (figure, panels):
             for axes, size in zip(panels, self.sizes, strict=True):
@@ -190,7 +190,7 @@ class Report:
 
 
 def learning_rates(results: Sequence[Result]) -> str:
-    """The search on the stand-in: a row a kind of run, a column a learning rate, accuracy in percent."""
+    """Return the search on the stand-in: a row a kind of run, a column a learning rate, accuracy in percent."""
     rates = sorted({r.cell["lr"] for r in results})
     found = {
         (r.cell["steps"], r.cell["model"], r.cell["clipping"], r.cell["lr"]): r.metrics["accuracy"] for r in results
