@@ -38,6 +38,11 @@ def test_modules_are_attributes_too() -> None:
     assert in_a_new_process("import groupclip as gc; print(gc.noise.InsecureNoise.__name__)") == "InsecureNoise\n"
 
 
+def test_the_model_card_is_found_where_the_docs_name_it() -> None:
+    program = "import groupclip as gc; print(gc.statement.model_card.__name__, gc.statement.PrivacyRecord.__name__)"
+    assert in_a_new_process(program) == "model_card PrivacyRecord\n"
+
+
 def test_what_is_not_there_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'groupclip' has no attribute 'atach'"):
         _ = groupclip.atach
