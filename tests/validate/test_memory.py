@@ -101,8 +101,8 @@ def frozen(module: nn.Module) -> nn.Module:
 
 
 KEEPS: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "a running mean in a buffer": (lambda: Made(averaged, mean=torch.zeros(4)), r"^mean changes with the samples .* saved with the weights"),
-    "a running mean in a new buffer": (lambda: Made(averaged_anew, mean=torch.zeros(4)), r"^mean changes with the samples .* saved with"),
+    "a running mean in a buffer": (lambda: Made(averaged, mean=torch.zeros(4)), r"^mean changes with .* saved with the weights"),
+    "a running mean in a new buffer": (lambda: Made(averaged_anew, mean=torch.zeros(4)), r"^mean changes with .* saved with"),
     "a running mean in an object": (lambda: Made(in_an_object, box=Box()), r"^box\.mean holds what earlier batches put there"),
     "a bank of features": (lambda: Made(bank, bank=collections.deque(maxlen=64)), r"^bank.* holds what earlier batches put"),
     "a full bank": (lambda: Made(bank, bank=collections.deque([torch.zeros(4)] * 1000, maxlen=1000)), r"^bank.* holds what"),
