@@ -1,10 +1,13 @@
 """Each style of the paper, mappings and functions; what can't be a style is refused by name."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
 from groupclip.partition.groups import partition
+from groupclip.partition.styles import NAMED, STYLES
 from networks import GPT, MLP, RMSNorm, ViT
 
 # ------------------------------------------------------------------ the styles one by one
@@ -244,3 +247,9 @@ def test_a_key_that_only_matches_frozen_parameters() -> None:
     model[0].requires_grad_(False)
     with pytest.raises(ValueError, match=r"mapping key '0\.\*' matches only frozen parameters"):
         partition(model, {"*": "a", "0.*": "a"})
+
+
+def test_each_style_of_the_table_is_listed_for_the_user_and_in_the_readme() -> None:
+    assert {style.partition(":")[0] for style in STYLES} == set(NAMED)
+    page = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    assert all(f"| `{head}" in page for head in NAMED)

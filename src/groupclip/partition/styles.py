@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from itertools import pairwise
+from typing import Protocol
 
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -45,30 +46,18 @@ Groups = dict[str, str]
 Parameters = Mapping[str, nn.Parameter]
 
 
+class Style(Protocol):
+    """Gives every trainable parameter the name of its group. ``style`` is the whole word, with what stands behind the colon."""
+
+    def __call__(self, model: nn.Module, trainable: Parameters, style: str, /) -> Groups: ...
+
+
 def named_style(model: nn.Module, trainable: Parameters, style: str) -> Groups:
     """Return the groups of a style given by its name; ``ValueError`` for an unknown one says which is closest."""
-    if style == "all-layer":
-        return dict.fromkeys(trainable, "all")
-    if style == "layer-wise":
-        return {name: _layer(name) for name in trainable}
-    if style == "param-wise":
-        return {name: name for name in trainable}
-    if style == "type-wise":
-        return {name: _kind(model, name) for name in trainable}
-    if style == "per-device":
-        return {name: str(p.device) for name, p in trainable.items()}
-    if style == "block-wise":
-        return _block_wise(model, trainable)
-    if style.startswith("uniform:"):
-        return _uniform(model, trainable, style)
-    if style.startswith(PLANNED):
-        raise ValueError(
-            f"{style!r} needs an example batch, because only a batch shows how large activations are: "
-            "partition(model, style, batch=example_batch), or gc.plan(model, example_batch, ...).partition"
-        )
-    if style.startswith("boundaries:"):
-        return _boundaries(model, trainable, style)
-    raise ValueError(_unknown(style))
+    head, colon, _ = style.partition(":")
+    if head not in NAMED or bool(colon) != (head in _WITH_ARGUMENT):
+        raise ValueError(_unknown(style))
+    return NAMED[head](model, trainable, style)
 
 
 def _unknown(style: str) -> str:
@@ -185,6 +174,28 @@ def _units_by_block(trainable: Parameters, blocks: tuple[str, ...]) -> dict[str,
 def _cut(units: Mapping[str, int], starts: list[int]) -> Groups:
     """group-1 holds the units below ``starts[0]``, group-2 those from there to below ``starts[1]``, ..."""
     return {name: f"group-{1 + sum(unit >= start for start in starts)}" for name, unit in units.items()}
+
+
+def _planned(model: nn.Module, trainable: Parameters, style: str) -> Groups:
+    raise ValueError(
+        f"{style!r} needs an example batch, because only a batch shows how large activations are: "
+        "partition(model, style, batch=example_batch), or gc.plan(model, example_batch, ...).partition"
+    )
+
+
+#: What stands before the colon of a style -> its groups. ``STYLES`` says how each is written.
+NAMED: dict[str, Style] = {
+    "all-layer": lambda model, trainable, style: dict.fromkeys(trainable, "all"),
+    "layer-wise": lambda model, trainable, style: {name: _layer(name) for name in trainable},
+    "param-wise": lambda model, trainable, style: {name: name for name in trainable},
+    "type-wise": lambda model, trainable, style: {name: _kind(model, name) for name in trainable},
+    "per-device": lambda model, trainable, style: {name: str(p.device) for name, p in trainable.items()},
+    "block-wise": lambda model, trainable, style: _block_wise(model, trainable),
+    "uniform": _uniform,
+    "boundaries": _boundaries,
+    "planned": _planned,
+}
+_WITH_ARGUMENT = {known.partition(":")[0] for known in STYLES if ":" in known}
 
 
 # ------------------------------------------------------------------------------ a mapping, a function
