@@ -31,7 +31,7 @@ def test_all_names_come_from_a_star() -> None:
 
 def test_partition_is_the_function_whatever_was_imported_first() -> None:
     program = "import groupclip.partition, groupclip as gc; print(gc.partition.__name__, gc.partition.__module__)"
-    assert in_a_new_process(program) == "partition groupclip.partition.groups\n"
+    assert in_a_new_process(program) == "partition groupclip.partition.choose\n"
 
 
 def test_modules_are_attributes_too() -> None:

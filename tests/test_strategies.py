@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oracle
-from groupclip.partition.groups import partition
+from groupclip.partition.choose import partition
 from models import Entry
 from strategies import entries, groupings, splits
 

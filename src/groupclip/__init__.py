@@ -11,7 +11,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .errors import BudgetExceeded, CoverageError, GroupClipError, PrivacyViolation, UnsupportedOperation
-from .partition.groups import Partition, partition  # at once: a module of that name would stand in the function's place
+from .partition.choose import partition, register_style  # at once: or the room would stand in the place of the function
+from .partition.groups import Partition
 
 if TYPE_CHECKING:
     from . import clipping
@@ -63,6 +64,14 @@ __all__ = [
     "user_losses",
 ]
 
+
+def _planned(model: Any, style: str, batch: Any) -> Partition:
+    from .memory.plan import planned
+
+    return planned(model, style, batch)
+
+
+register_style("planned:", _planned)  # memory is loaded where a style of its is asked for
 
 _HOME = {
     "auditing": ("CanaryAudit", "RunAudit", "StepAudit", "audit", "audit_run"),

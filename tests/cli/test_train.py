@@ -224,7 +224,7 @@ def test_a_stopped_run_is_resumed_by_the_command(tmp_path, capsys):
 
 def test_on_a_terminal_there_is_a_bar_with_epsilon_and_time_left():
     from groupclip.models import build_model
-    from groupclip.partition.groups import partition
+    from groupclip.partition.choose import partition
     from groupclip.run.config import checked_request
     from groupclip.run.resolve import resolve
     from groupclip.tasks import load_task

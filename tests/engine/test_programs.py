@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import oracle
 from check_engine import between, clipped_by_engine, faults, inexact, members
-from groupclip.partition.groups import partition
+from groupclip.partition.choose import partition
 from models import output_square
 from programs import OPERATIONS, Program, Runs, programs
 from strategies import groupings, splits

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 import groupclip as gc
 import oracle
 from check_engine import CORE, ENTRIES, Clipped, between, clipped_by_engine, faults, grouped, members
-from groupclip.partition.groups import Partition, partition
+from groupclip.partition.choose import partition
+from groupclip.partition.groups import Partition
 from models import Batch, Entry
 from strategies import entries, groupings, splits
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from groupclip.errors import CoverageError
-from groupclip.partition.groups import Partition, check_covers, partition
+from groupclip.partition.choose import partition
+from groupclip.partition.groups import Partition, check_covers
 from models import CATALOGUE, CORE, Entry
 from networks import CNN, GPT, MLP
 

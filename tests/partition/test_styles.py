@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from groupclip.partition.groups import partition
+from groupclip.partition.choose import partition
 from groupclip.partition.styles import NAMED, STYLES
 from networks import GPT, MLP, RMSNorm, ViT
 

@@ -9,7 +9,7 @@ from PIL import Image
 from groupclip.cli.app import run as command_line
 from groupclip.run import ConfigError, RunFailed, RunInterrupted, resume, start
 from groupclip.tasks import imagefolder
-from groupclip.tasks.spec import UnreadableImages
+from groupclip.tasks.telling import UnreadableImages
 from small_runs import SELDOM, StopAfter, contents
 
 STEPS = 4

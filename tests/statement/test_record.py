@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from groupclip.errors import PrivacyViolation
-from groupclip.partition.groups import partition
+from groupclip.partition.choose import partition
 from groupclip.privacy.figures import figure
 from groupclip.privacy.ledger import Ledger
 from groupclip.privacy.mechanism import Mechanism

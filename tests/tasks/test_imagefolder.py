@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 from groupclip.tasks import TaskOptions, imagefolder, load_task
-from groupclip.tasks.spec import UnreadableImages
 from groupclip.tasks.split import held_out
+from groupclip.tasks.telling import UnreadableImages
 
 
 def save(path, value=0, mode="RGB", size=(5, 9)):

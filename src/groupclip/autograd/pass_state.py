@@ -8,13 +8,13 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointFunction
 
-from ..clipping.functions import ClipFunction
+from ..clipping.functions import ClipFunction, LossReduction
 from ..errors import PrivacyViolation, UnsupportedOperation
 from ..nested import tensors_in
 from .vmap import NATIVE, Part, natively, saved_tensor_hooks, side_by_side
@@ -22,8 +22,6 @@ from .vmap import NATIVE, Part, natively, saved_tensor_hooks, side_by_side
 if TYPE_CHECKING:
     from .gate import Gate
     from .slot import Slot
-
-LossReduction = Literal["none", "mean", "sum"]
 
 #: Where to take gradients that no optimizer is to step by: an attached model's are clipped, or refused.
 ELSEWHERE = (

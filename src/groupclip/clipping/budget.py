@@ -9,12 +9,12 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from ..autograd.pass_state import LossReduction
 from ..noise.grid import HardenedNoise, planned_for, rounding
 from ..noise.sources import NoiseSource
 from ..privacy.allocation import noise_stds
 from ..privacy.thresholds import Thresholds, group_thresholds
 from .adaptive import Adaptive, Counts
+from .functions import LossReduction
 
 
 class GroupNoise:

@@ -10,9 +10,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
+
+#: How a scalar loss that the user calls ``backward`` on was made from the losses of the samples; ``none`` forbids it.
+LossReduction = Literal["none", "mean", "sum"]
 
 
 class ClipFunction(ABC):

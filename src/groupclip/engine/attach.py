@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from torch import nn
 from torch.optim import Optimizer
 
-from ..autograd.pass_state import LossReduction
 from ..clipping.adaptive import Adaptive
 from ..clipping.budget import GroupNoise
-from ..clipping.functions import ClipFunction, clip_function
+from ..clipping.functions import ClipFunction, LossReduction, clip_function
 from ..noise.sources import NoiseSource, SecureNoise
-from ..partition.groups import Partition, check_covers, partition
+from ..partition.choose import partition
+from ..partition.groups import Partition, check_covers
 from ..privacy.mechanism import Mechanism
 from ..privacy.thresholds import Thresholds
 from .checks import check_arguments, check_modules, check_optimizer, check_parameters, noise_multiplier

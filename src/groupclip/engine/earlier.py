@@ -7,11 +7,9 @@ process. Of a checkpoint that another process wrote nothing is known, and the st
 from __future__ import annotations
 
 import hashlib
-import itertools
 import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,54 +17,9 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..autograd.slot import Slot
+from ..privacy.earlier import EarlierTraining, numbers
 from ..privacy.ledger import Ledger
-from ..privacy.mechanism import Mechanism
 from .unmoved import some_of
-
-
-@dataclass(frozen=True, kw_only=True)
-class EarlierTraining:
-    """Steps that another engine released on these weights.
-
-    Args:
-        mechanism: its plan.
-        steps: how many.
-        obstacle: why no epsilon is claimed for them; empty where one is.
-        changed: the weights were given other values since, which may or may not know of them.
-        number: of the engine, in this process; negative for one of another process, whose state was loaded.
-    """
-
-    mechanism: Mechanism
-    steps: int
-    obstacle: str = ""
-    changed: bool = False
-    number: int = 0
-
-    def epsilon(self, delta: float) -> float | None:
-        """Return what they spent at ``delta``; None where nothing is claimed."""
-        return None if self.obstacle else self.mechanism.spent(delta=delta, steps=self.steps).epsilon
-
-    def carried_by(self, ledger: Ledger) -> bool:
-        """Return whether a ledger that loaded a saved state counts these steps itself."""
-        return self.mechanism == ledger.mechanism and self.steps <= ledger.steps
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "mechanism": self.mechanism.to_dict(),
-            "steps": self.steps,
-            "obstacle": self.obstacle,
-            "changed": self.changed,
-        }
-
-    @classmethod
-    def from_dict(cls, saved: Mapping[str, Any]) -> EarlierTraining:
-        return cls(
-            mechanism=Mechanism.from_dict(saved["mechanism"]),
-            steps=int(saved["steps"]),
-            obstacle=str(saved["obstacle"]),
-            changed=bool(saved["changed"]),
-            number=-next(_numbers),
-        )
 
 
 class Training:
@@ -81,7 +34,7 @@ class Training:
     def __init__(self, slots: Sequence[Slot], ledger: Ledger, before: tuple[EarlierTraining, ...]) -> None:
         self._slots, self._ledger = slots, ledger
         self.before = before
-        self._number = next(_numbers)
+        self._number = next(numbers)
         with _lock:
             _under_way.add(self)
 
@@ -151,7 +104,6 @@ def _content(weight: Tensor) -> str:
     return digest.hexdigest()
 
 
-_numbers = itertools.count(1)
 _lock = threading.Lock()
 _under_way: weakref.WeakSet[Training] = weakref.WeakSet()
 _by_parameter: Any = WeakTensorKeyDictionary()  # parameter -> what was spent on it

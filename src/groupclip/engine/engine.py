@@ -23,10 +23,10 @@ from .. import rules as rules  # registers every rule
 from ..alone.escaped import refuse_escaped
 from ..autograd.beside import settled, use_beside
 from ..autograd.gate import Group, Slot
-from ..autograd.pass_state import LossReduction, Tape
+from ..autograd.pass_state import Tape
 from ..autograd.tensors import PrivateParameter, PrivateTensor
 from ..clipping.budget import GroupNoise
-from ..clipping.functions import ClipFunction
+from ..clipping.functions import ClipFunction, LossReduction
 from ..errors import CoverageError, GroupClipError, PrivacyViolation
 from ..nested import tensors_in
 from ..noise.grid import HardenedNoise

@@ -20,7 +20,8 @@ from ..engine.engine import Engine
 from ..engine.forward import Forward
 from ..nested import tensors_in
 from ..noise.normals import workspace_bytes
-from ..partition.groups import Partition, partition
+from ..partition.choose import partition
+from ..partition.groups import Partition
 from .blanks import blank, blank_model, example
 from .live import Live
 from .sketch import answering, sketching

@@ -15,7 +15,8 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from ..partition.groups import Partition, partition
+from ..partition.choose import partition
+from ..partition.groups import Partition
 from ..persample.norms import AUTO
 from .cost import LayerCost, Machine, group_peak, layer_costs
 from .methods import Intervals, fastest, least_bytes, least_seconds

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from ..engine.attach import attach
 from ..memory import measure
 from ..memory.workload import Loss, default_loss, number_of_samples
-from ..partition.groups import Partition, partition
+from ..partition.choose import partition
+from ..partition.groups import Partition
 from ..partition.styles import PLANNED
 
 PLAIN = "without privacy"

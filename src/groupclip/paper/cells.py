@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
-from .. import default_delta
 from ..clipping.adaptive import Adaptive
 from ..privacy.mechanism import Mechanism
+from ..privacy.spent import default_delta
 from .printed import printed_settings
 from .settings import TrainSettings
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 
 from ..engine.attach import attach
-from ..partition.groups import Partition, partition
+from ..partition.choose import partition
+from ..partition.groups import Partition
 from ..privacy.mechanism import Mechanism
 from .cells import PLAIN, Cell
 from .source import Source, StandIn

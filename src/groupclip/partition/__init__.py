@@ -1,5 +1,6 @@
 """Which group each trainable parameter belongs to: every one in exactly one named group."""
 
-from .groups import Partition, check_covers, partition
+from .choose import partition
+from .groups import Partition, check_covers
 
 __all__ = ["Partition", "check_covers", "partition"]

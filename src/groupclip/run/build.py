@@ -14,7 +14,8 @@ from ..clipping.adaptive import Adaptive
 from ..engine.attach import attach
 from ..engine.engine import Engine
 from ..noise.grid import HardenedNoise
-from ..partition.groups import Partition, partition
+from ..partition.choose import partition
+from ..partition.groups import Partition
 from ..partition.styles import PLANNED
 from ..privacy.mechanism import Mechanism
 from ..privacy.spent import warn_if_lax

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..tasks import Task, load_task
-from ..tasks.spec import Told, UnreadableImages
+from ..tasks.telling import Told, UnreadableImages
 from .config import task_options
 from .errors import ConfigError
 

@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import GroupClipError, PrivacyViolation
 from ..sampling.batches import LogicalBatch, LogicalBatches, logical_batches
 from ..tasks import Task
-from ..tasks.spec import ImageFiles
+from ..tasks.imagefiles import ImageFiles
 from . import checkpoint
 from .build import Trainer, learning_rate
 from .checkpoint import Progress

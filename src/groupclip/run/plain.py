@@ -18,9 +18,9 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.data import DataLoader
 
 from ..models import pretrain_on_letters
-from ..partition.groups import partition
+from ..partition.choose import partition
 from ..tasks import Task
-from ..tasks.spec import Told
+from ..tasks.telling import Told
 from .build import device_of, learning_rate, model_of
 from .config import RunConfig, checked_request, to_yaml
 from .errors import ConfigError, RunFailed, RunInterrupted

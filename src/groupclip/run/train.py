@@ -13,7 +13,7 @@ from torch import nn
 from ..errors import PrivacyViolation
 from ..privacy.mechanism import Mechanism
 from ..tasks import Task
-from ..tasks.spec import Told
+from ..tasks.telling import Told
 from . import checkpoint
 from .build import Trainer, build, plan_of
 from .checkpoint import Progress

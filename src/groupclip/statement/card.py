@@ -8,6 +8,9 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING
 
+from groupclip.statement.terms import SCHEMA
+from groupclip.statement.words import facts, lead, paragraphs
+
 if TYPE_CHECKING:
     from groupclip.statement.record import PrivacyRecord
 
@@ -36,9 +39,6 @@ def model_card(
         responsible: who answers for the model and its data, and how to reach them. Markdown; a blank to fill in by default.
         intended_use: what the model is for, and what it isn't for. Markdown; a blank to fill in by default.
     """
-    from groupclip.statement.record import SCHEMA
-    from groupclip.statement.words import facts, lead, paragraphs
-
     day = datetime.now(UTC).date() if made_on is None else made_on
 
     private = ["differential-privacy", "dp-sgd"] if not record.obstacles else []

@@ -7,37 +7,21 @@ Every printed figure is rounded against the user: epsilon up.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from typing import Any
 
-from groupclip.engine.earlier import EarlierTraining
 from groupclip.errors import PrivacyViolation
 from groupclip.partition.groups import Partition
 from groupclip.privacy import accounting
 from groupclip.privacy.allocation import noise_multiplier_of
+from groupclip.privacy.earlier import EarlierTraining
 from groupclip.privacy.ledger import SAMPLERS, Ledger
 from groupclip.privacy.mechanism import Mechanism
 from groupclip.privacy.spent import PrivacySpent
 from groupclip.statement.card import model_card as model_card
+from groupclip.statement.terms import MECHANISMS, SAMPLINGS, SCHEMA, UNITS, software
+from groupclip.statement.words import paragraphs
 
-SCHEMA = "groupclip-privacy-record-1"  # of the record as JSON: another one where a key changes its meaning
 _ROUNDING = 1e-9  # relative; float64 sums over any number of groups stay far below
-_UNITS = {
-    "sample": "one sample: one row of the training data",
-    "user": "one user: all of that user's samples in the training data",
-}
-MECHANISMS = {
-    "poisson": "Poisson-sampled Gaussian (DP-SGD with group-wise clipping)",
-    "truncated-poisson": "Gaussian on truncated Poisson samples (DP-SGD with group-wise clipping)",
-    "without-replacement": "Gaussian on samples without replacement (DP-SGD with group-wise clipping)",
-    "full-batch": "Gaussian on full batches (DP-GD with group-wise clipping)",
-}
-SAMPLINGS = {
-    "poisson": "Poisson",
-    "truncated-poisson": "truncated Poisson",
-    "without-replacement": "without replacement",
-    "full-batch": "full batches",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +87,7 @@ class PrivacyRecord:
         object.__setattr__(self, "thresholds", {name: float(bound) for name, bound in self.thresholds.items()})
         object.__setattr__(self, "noise_std", {name: float(std) for name, std in self.noise_std.items()})
         object.__setattr__(self, "unsafe_statistics", tuple(self.unsafe_statistics))
-        object.__setattr__(self, "unit", self.unit or _UNITS[self.mechanism.unit])
+        object.__setattr__(self, "unit", self.unit or UNITS[self.mechanism.unit])
         object.__setattr__(self, "other_releases", {name: float(z) for name, z in self.other_releases.items()})
         if any(not 0 < z < math.inf for z in self.other_releases.values()) or not 0 <= self.rounding < math.inf:
             raise ValueError(
@@ -256,11 +240,4 @@ class PrivacyRecord:
 
     def text(self) -> str:
         """Write the statement as plain text, one paragraph for each question that a reader has."""
-        from groupclip.statement.words import paragraphs
-
         return "\n\n".join(f"{heading}. {words}" for heading, words in paragraphs(self))
-
-
-def software() -> dict[str, str]:
-    """Look up the versions of what the guarantee rests on."""
-    return {name: version(name) for name in ("groupclip", "torch", "dp-accounting")}

@@ -1,11 +1,17 @@
 """The privacy statement in words, for a reader who answers for data protection and not for mathematics."""
 
+from __future__ import annotations
+
 import math
+from typing import TYPE_CHECKING
 
 from groupclip.noise.sources import KEY_GIVEN
 from groupclip.privacy import accounting
 from groupclip.privacy.figures import figure, reading
-from groupclip.statement.record import MECHANISMS, SAMPLINGS, PrivacyRecord, software
+from groupclip.statement.terms import MECHANISMS, SAMPLINGS, software
+
+if TYPE_CHECKING:
+    from groupclip.statement.record import PrivacyRecord
 
 _ADJACENCY = {
     "add-or-remove-one": "adding or removing that one {unit}",

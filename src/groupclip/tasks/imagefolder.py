@@ -11,9 +11,11 @@ from pathlib import Path
 from groupclip.sampling.names import plain
 
 from .finding import SUFFIXES, LeftOut, beside, class_folders, images_below
+from .imagefiles import ImageFiles
 from .images import Seen, see
-from .spec import ImageFiles, Task, TaskOptions, Told
+from .spec import Task, TaskOptions
 from .split import SPLIT_RULE, held_out
+from .telling import Told
 
 DEFAULT_SIZE = 32
 HELD_BYTES = 1 << 30  # of decoded images that are kept in memory, the held-out ones first

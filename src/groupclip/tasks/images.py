@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .finding import content_of
 from .pictures import decoded
-from .spec import Told, UnreadableImages
+from .telling import Told, UnreadableImages
 
 _BEFORE = "Repair them or take them out. No run has begun, and nothing is spent"
 _LATER = (

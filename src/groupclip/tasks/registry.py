@@ -10,7 +10,8 @@ from .csvtext import load_csv
 from .digits import load_digits
 from .imagefolder import load_imagefolder
 from .mnist import FASHION_MNIST, MNIST, load_mnist
-from .spec import Task, TaskOptions, Told
+from .spec import Task, TaskOptions
+from .telling import Told
 
 
 class Loader(Protocol):

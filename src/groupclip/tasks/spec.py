@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-import torch
-from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
+
+from .imagefiles import ImageFiles
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,59 +44,7 @@ class TaskOptions:
         return tuple(f.name for f in fields(self) if getattr(self, f.name) is not None)
 
 
-class ImageFiles(Dataset[tuple[Tensor, Tensor]]):
-    """Image files that were all decoded once, as float32 ``[3, size, size]`` in [-1, 1], with int64 labels.
-
-    held: what was decoded then (uint8, or float32 in 0..255), if memory had room for it; else files are decoded when asked for.
-    digests: of their contents then. Indexing raises :class:`UnreadableImages` for a file that isn't what it was.
-    """
-
-    def __init__(
-        self,
-        paths: tuple[Path, ...],
-        labels: tuple[int, ...],
-        size: int,
-        digests: tuple[bytes, ...],
-        held: tuple[Tensor, ...] | None = None,
-    ) -> None:
-        self.paths = paths
-        self.labels = labels
-        self.size = size
-        self.digests = digests
-        self.held = held
-
-    def __getstate__(self) -> dict[str, Any]:
-        """A worker decodes: as many tensors as there are images would be more than a process may have files open."""
-        return {**self.__dict__, "held": None}
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        from .images import again
-        from .pictures import as_input
-
-        pixels = again(self.paths[index], self.size, self.digests[index]) if self.held is None else self.held[index]
-        return as_input(pixels), torch.tensor(self.labels[index])
-
-
-class UnreadableImages(ValueError):
-    """Files that can't be decoded. ``listed``: one line for each, without advice."""
-
-    def __init__(self, bad: Sequence[tuple[Path, str]], advice: str) -> None:
-        self._told = (tuple(bad), advice)
-        self.listed = "\n".join(f"  {path}: {reason}" for path, reason in bad)
-        count = f"{len(bad)} files" if len(bad) > 1 else "a file"
-        super().__init__(f"{count} can't be read as an image:\n{self.listed}\n{advice}")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), self._told, self.__dict__  # a worker raises it too
-
-
 Records = TensorDataset | ImageFiles
-
-Told = Callable[[int, int], None]
-"""Told of work that goes on: how much of it is done, and how much there is."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -26,7 +26,8 @@ from ..autograd.operation import SLOW, VMAP
 from ..clipping.functions import Abadi
 from ..engine.attach import attach
 from ..errors import GroupClipError, PrivacyViolation
-from ..partition.groups import Partition, partition
+from ..partition.choose import partition
+from ..partition.groups import Partition
 from .coverage import Coverage, ParameterUse, slow, table
 from .memory import notes_on_memory
 from .mixing import blame

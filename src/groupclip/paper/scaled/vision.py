@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from ...memory.passes import Sketched, optimizer_bytes
 from ...models.vit import VisionTransformer, ViTShape
-from ...partition.groups import partition
+from ...partition.choose import partition
 from ..settings import TrainSettings
 from ..source import needed_files
 from ..workload import Workload
