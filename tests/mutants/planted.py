@@ -804,7 +804,7 @@ RUNS = (
         "a step whose result may have been seen stays charged",
         "tests/run/test_resume.py",
         (
-            "run/train.py",
+            "run/resuming.py",
             "engine, progress = checkpoint.charged_to(saved, charged)",
             "engine, progress = checkpoint.charged_to(saved, 0)",
         ),

@@ -18,13 +18,12 @@ Full batches need neither: T steps are one Gaussian mechanism with noise sigma /
 (Balle and Wang 2018, theorem 8).
 """
 
-import contextlib
-import logging
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 
+from groupclip.privacy.absl_log import quiet
+from groupclip.privacy.loss_width import width
 from groupclip.privacy.sampled_step import Bounds, Step
 
 SMALLEST_DELTA = 1e-12
@@ -194,7 +193,7 @@ def _rdp_curve(step: Step, at: tuple[float, ...] | None = None) -> tuple[tuple[f
         event = dp_accounting.SampledWithoutReplacementDpEvent(step.dataset_size, step.batch, event)
     elif step.sampling == "poisson":
         event = dp_accounting.PoissonSampledDpEvent(step.rate, event)
-    with _quiet_absl():
+    with quiet():
         accountant = rdp.RdpAccountant(at, relation).compose(event)
     # A negative divergence is rounding, and dp-accounting would answer epsilon = 0 to it.
     return tuple(
@@ -279,24 +278,8 @@ def _grid(step: Step, steps: int, delta: float) -> tuple[float | None, str]:
 
 def _width(step: Step, steps: int, orders: tuple[float, ...] | None = None) -> float:
     """Estimate the width of the composed distribution in privacy loss; inf if RDP can't tell."""
-    reach = 9.0  # standard deviations; dp-accounting cuts at exp(-50), a little further out
-    # what a truncated batch adds is a replacement: dp-accounting takes it in at half the noise
-    doubled = step.adjacency == "replace-one" or step.sampling == "truncated-poisson"
-    sigma = step.sigma / 2 if step.sampling == "truncated-poisson" else step.sigma
-
-    def loss(z: float) -> float:
-        shift = (z * sigma + 0.5) / sigma**2
-        if step.rate == 1.0:
-            return shift
-        high, low = sorted((math.log(step.rate) + shift, math.log1p(-step.rate)), reverse=True)
-        return high + math.log1p(math.exp(low - high))
-
-    one_step = (1 + doubled) * (loss(reach) - loss(-reach))
     tail = _guessed_tail(step, steps, orders)
-    if tail is None:
-        return math.inf
-    # dp-accounting's Chernoff orders stop at 20 / width of one step
-    return 2 * max(tail, one_step, one_step * math.log(2 / _TAIL) / 20)
+    return math.inf if tail is None else width(step, tail, _TAIL)
 
 
 def _guessed_tail(step: Step, steps: int, orders: tuple[float, ...] | None = None) -> float | None:
@@ -304,18 +287,3 @@ def _guessed_tail(step: Step, steps: int, orders: tuple[float, ...] | None = Non
     poisson = Step(sampling="poisson", adjacency="add-or-remove-one", rate=step.rate, sigma=step.sigma)
     tail = _rdp_epsilon(poisson, steps, _TAIL, orders)
     return None if tail is None else tail * (2 if step.adjacency == "replace-one" else 1)
-
-
-@contextlib.contextmanager
-def _quiet_absl() -> Iterator[None]:
-    """Hide the warning that an order didn't converge: that order is dropped, which only loosens the bound."""
-    logger = logging.getLogger("absl")
-
-    def drop(record: logging.LogRecord) -> bool:
-        return "Excluding this order" not in str(record.msg)
-
-    logger.addFilter(drop)
-    try:
-        yield
-    finally:
-        logger.removeFilter(drop)

@@ -1,6 +1,6 @@
 """A whole private training run as a library: settings in, a released model with its guarantee out.
 
-from . import start
+from groupclip.run import start
 outcome = start({"task": "digits", "epsilon": 3, "clipping": "uniform:2"}, Path("runs/digits")).train()
 """
 
@@ -10,7 +10,8 @@ from .errors import ConfigError, RunFailed, RunInterrupted
 from .observer import Beginning, Nobody, Observer
 from .plain import PlainOutcome, PlainRun, start_plain
 from .resolve import resolve
-from .train import CHECKPOINT_SECONDS, Outcome, Run, resume, start
+from .resuming import resume
+from .train import CHECKPOINT_SECONDS, Outcome, Run, start
 
 __all__ = [
     "CHECKPOINT_SECONDS",

@@ -1,4 +1,4 @@
-"""The main job: :func:`start` a run or :func:`resume` one; both give a :class:`Run` to train."""
+"""The main job: :func:`start` gives a :class:`Run` to train (and so does :func:`groupclip.run.resume`)."""
 
 from __future__ import annotations
 
@@ -10,23 +10,20 @@ from typing import Any
 
 from torch import nn
 
-from ..errors import PrivacyViolation
-from ..privacy.mechanism import Mechanism
 from ..tasks import Task
 from ..tasks.telling import Told
-from . import checkpoint
-from .build import Trainer, build, plan_of
+from .build import Trainer, build
 from .checkpoint import Progress
-from .config import RunConfig, checked_request, read_yaml, to_yaml
+from .config import RunConfig, checked_request, to_yaml
 from .errors import ConfigError, RunFailed, RunInterrupted
 from .evaluate import Evaluation, evaluate
 from .files import said_plainly, write_atomically
-from .folder import RunFolder, existing_folder, new_folder, refuse_used
+from .folder import RunFolder, new_folder, refuse_used
 from .guessing import findings
-from .journal import Journal, read_journal
-from .loading import loaded, loaded_again
+from .journal import Journal
+from .loading import loaded
 from .loop import Loop
-from .metrics import cut_torn_row, read_rows, steps_told
+from .metrics import read_rows
 from .observer import Beginning, Nobody, Observer
 from .pretraining import check_pretrainable, pretrained
 from .release import write_release, write_report
@@ -108,57 +105,6 @@ def start(
     return run
 
 
-def resume(
-    out: Path,
-    request: Mapping[str, Any] | None = None,
-    *,
-    checkpoint_seconds: float = CHECKPOINT_SECONDS,
-    workers: int = 0,
-    told: Told | None = None,
-) -> Run:
-    """Go on with a run that was stopped, at the ledger where it stood (see :mod:`groupclip.run.journal`).
-
-    Args:
-        request: settings that the run must have; nothing can be changed on the way. The other arguments are those of :func:`start`.
-
-    Raises:
-        ValueError, TypeError, FileNotFoundError: nothing to go on from, other settings, another process at
-            it.
-        PrivacyViolation, BudgetExceeded, RunFailed: its state is damaged or was edited.
-    """
-    folder = existing_folder(out)
-    try:
-        saved = checkpoint.load(folder.checkpoint)
-        _refuse_changes(folder, saved.config, checked_request(request or {}))
-        task = loaded_again(saved.config, workers, told)
-        config = RunConfig(**saved.config)
-        with checkpoint.usable(folder.checkpoint):
-            mechanism = Mechanism.from_dict(saved.engine["ledger"]["mechanism"])
-            counted = sum(saved.engine["ledger"]["steps"].values())
-        if task.units != mechanism.dataset_size:
-            many = "training samples" if task.unit == "sample" else "users"
-            raise ConfigError(
-                f"the task has {task.units} {many} now, it had {mechanism.dataset_size} when the run began: "
-                "the run can only go on with the same data; put them back, or start another run"
-            )
-        _refuse_another_plan(config, task, mechanism)
-        _refuse_finished(folder, counted, mechanism.steps)
-        trainer = build(config, task, mechanism)
-        rows = read_rows(folder.metrics)  # now, and not when all is done
-        shown = steps_told(folder.metrics, rows, mechanism.steps)
-        charged = min(max(read_journal(folder.journal), shown), mechanism.steps)
-        with checkpoint.usable(folder.checkpoint):
-            trainer.model.load_state_dict(saved.weights)
-            trainer.optimizer.load_state_dict(saved.optimizer)
-            engine, progress = checkpoint.charged_to(saved, charged)
-            trainer.engine.load_state_dict(engine)
-        cut_torn_row(folder.metrics)
-    except BaseException:
-        folder.close()
-        raise
-    return Run(config, task, trainer, folder, progress, checkpoint_seconds, workers)
-
-
 class Run:
     """A prepared run. Holds the lock on its folder until :meth:`train` returns or raises."""
 
@@ -183,7 +129,7 @@ class Run:
         return self.trainer.model
 
     def train(self, observer: Observer | None = None, *, keep_resume: bool = False) -> Outcome:
-        """Take the steps that are left and write the results. Once: what was stopped is gone on with by :func:`resume`.
+        """Take the steps that are left and write the results. Once: :func:`groupclip.run.resume` goes on with what was stopped.
 
         Raises:
             RunFailed: called before, or the folder was given up; and all that :meth:`groupclip.run.loop.Loop.run` raises.
@@ -254,43 +200,4 @@ class Run:
             test_accuracy=None if evaluation is None else evaluation.test_accuracy,
             majority_share=None if evaluation is None else evaluation.majority_share,
             findings=findings(self.config, self.task, evaluation),
-        )
-
-
-def _refuse_changes(folder: RunFolder, saved: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
-    """Raise ConfigError if run.yaml was edited, or if a setting is asked for that the run doesn't have."""
-    written = RunConfig(**checked_request(read_yaml(folder.config))).to_dict()
-    for key in sorted({*saved, *written}):
-        if saved.get(key) != written.get(key):
-            raise ConfigError(
-                f"{folder.config} was changed since the run began: {key} is {written.get(key)!r}, it was "
-                f"{saved.get(key)!r}. "
-                "A run can't change on its way, its noise is calibrated for the whole: undo that, or start "
-                "another run"
-            )
-    for key, value in asked.items():
-        if saved.get(key) != value:
-            raise ConfigError(
-                f"{key}={value!r} differs from the run to be resumed, which has {saved.get(key)!r}: leave "
-                "the setting out, or start another run"
-            )
-
-
-def _refuse_another_plan(config: RunConfig, task: Task, mechanism: Mechanism) -> None:
-    """Raise PrivacyViolation unless the saved mechanism is the settings', with noise that was calibrated for their epsilon."""
-    spent = mechanism.spent(delta=config.delta, accountant=config.accountant).epsilon
-    same = replace(mechanism, noise_multiplier=None) == plan_of(config, task)
-    if not same or not 0.98 * config.epsilon <= spent <= 1.0001 * config.epsilon:
-        raise PrivacyViolation(
-            f"the checkpoint's plan ({mechanism}) isn't the one that its settings give, epsilon {config.epsilon:g} at delta "
-            f"{config.delta:g}: it was edited, and the steps that were taken had other noise. Restore it, or start again"
-        )
-
-
-def _refuse_finished(folder: RunFolder, counted: int, planned: int) -> None:
-    """Raise ConfigError if there are results of the whole plan beside an older checkpoint, which would overwrite them."""
-    if (folder.release / "privacy.json").is_file() and counted < planned:
-        raise ConfigError(
-            f"the run in {folder.root} is finished, its release is in {folder.release}, and {folder.resume} is an older copy, "
-            f"of step {counted}: going on from it would put fewer updates in place of that release. Delete {folder.resume}"
         )
