@@ -12,8 +12,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -31,17 +31,37 @@ from .reads import run
 from .tensors import PRIVATE_TYPES, Private, PrivateParameter, PrivateTensor, send_uses_to, targets
 from .vmap import NestedLevel, Part, natively
 
-Rule = Callable[..., Any]
 
-#: operation -> rule(call, *args, **kwargs), which runs natively and returns physical tensors. Rules raise :class:`NotSplit`
-#: where they have no closed form.
+class Rule(Protocol):
+    """Runs an operation on all samples of a part: it is called as the operation is, with the :class:`Call` in front.
+
+    It runs natively, and takes and returns physical tensors (samples in dimension 0). It raises :class:`NotSplit` where it has no
+    closed form.
+    """
+
+    def __call__(self, call: Call, /, *args: Any, **kwargs: Any) -> Tensor | tuple[Tensor, ...]: ...
+
+
+class WrittenOut(Protocol):
+    """Writes an operation in terms of others, and returns its result as the model sees it; or raises :class:`NotSplit`."""
+
+    def __call__(self, call: Call, /, *args: Any, **kwargs: Any) -> Any: ...
+
+
+class Check(Protocol):
+    """Refuses an operation that would break the guarantee, by an error; is called as a rule is."""
+
+    def __call__(self, call: Call, /, *args: Any, **kwargs: Any) -> None: ...
+
+
+#: operation -> its rule.
 RULES: dict[Any, Rule] = {}
 
 #: operation -> the same operation in terms of others, for functions of torch that hide several behind one.
-WRITTEN_OUT: dict[Any, Rule] = {}
+WRITTEN_OUT: dict[Any, WrittenOut] = {}
 
-#: operation -> check(call, *args, **kwargs), which refuses what would break the guarantee, whatever way it went.
-CHECKS: dict[Any, Callable[..., None]] = {}
+#: operation -> what is checked whatever way the operation goes.
+CHECKS: dict[Any, Check] = {}
 
 #: Operations that return facts, or tensors cut off from autograd: run as they are.
 _PASSIVE: set[Any] = {
