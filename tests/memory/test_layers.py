@@ -251,7 +251,7 @@ def spoilt(x: Tensor, out: Tensor) -> Tensor:
     ],
 )  # fmt: skip
 def test_what_depends_on_the_data_is_refused_by_name_and_place(ask: Callable[..., Tensor], what: str) -> None:
-    with pytest.raises(UnsupportedOperation, match=rf"test_memory_layers\.py:\d+ .* needs .*{what}.*measure instead"):
+    with pytest.raises(UnsupportedOperation, match=rf"test_layers\.py:\d+ .* needs .*{what}.*measure instead"):
         gc.plan(Asks(ask), torch.randn(B, T, 3), groups=1, loss=squares)
 
 
@@ -281,7 +281,7 @@ def test_an_error_of_torch_is_not_blamed_on_the_model(
     def looks(x: Tensor, out: Tensor) -> Tensor:
         return out * torch.histogram(x, 3).hist[0]  # no implementation without numbers
 
-    with pytest.raises(UnsupportedOperation, match=r"test_memory_layers\.py:\d+ .* needs numbers .*measure instead"):
+    with pytest.raises(UnsupportedOperation, match=r"test_layers\.py:\d+ .* needs numbers .*measure instead"):
         gc.plan(Asks(looks), torch.randn(B, T, 3), groups=1, loss=squares)
     with pytest.raises(RuntimeError, match="same reduction dim") as caught:
         gc.plan(nn.Linear(3, 4), torch.randn(B, 7), groups=1, loss=squares)

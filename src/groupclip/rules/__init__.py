@@ -6,8 +6,21 @@ ties the output to the gates of the parameters. Importing this package registers
 Legend of all files here: B samples, T positions that share a parameter, d inputs, p outputs.
 """
 
-from . import affine, attention, bags, convolution, einsum, embedding, matmul, normalisation, recurrent, transposed
+from . import (
+    affine,
+    attention,
+    bags,
+    convolution,
+    einsum,
+    embedding,
+    indexing,
+    matmul,
+    normalisation,
+    recurrent,
+    transposed,
+)
 
 __all__ = [
-    "affine", "attention", "bags", "convolution", "einsum", "embedding", "matmul", "normalisation", "recurrent", "transposed",
+    "affine", "attention", "bags", "convolution", "einsum", "embedding", "indexing", "matmul", "normalisation", "recurrent",
+    "transposed",
 ]  # fmt: skip
