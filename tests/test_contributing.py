@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+import groupclip.memory  # registers its styles
+import groupclip.rules  # noqa: F401  registers the rules; both before the examples add theirs
 from groupclip.autograd.dispatch import RULES
 from groupclip.cli.options import TASK_OPTIONS
 from groupclip.partition.styles import NAMED
@@ -33,7 +35,7 @@ def files(section: str) -> list[tuple[str, str]]:
 @pytest.fixture
 def registered(request: pytest.FixtureRequest) -> Iterator[list[ModuleType]]:
     """The files of a section as modules, the code first; what they register is taken out again."""
-    before = [dict(table) for table in TABLES]
+    before = [set(table) for table in TABLES]
     made: list[ModuleType] = []
     try:
         for path, code in files(request.param):
@@ -48,8 +50,8 @@ def registered(request: pytest.FixtureRequest) -> Iterator[list[ModuleType]]:
         yield made
     finally:
         for table, old in zip(TABLES, before, strict=True):
-            table.clear()
-            table.update(old)
+            for name in set(table) - old:
+                del table[name]
         for module in made:
             sys.modules.pop(module.__name__, None)
 

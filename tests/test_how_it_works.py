@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import runpy
 import sys
 from pathlib import Path
 from types import FrameType
@@ -46,13 +47,24 @@ def test_twin_a_name_that_is_not_there_is_seen() -> None:
     assert definition("autograd/dispatch.py", "splits") is None and definition("autograd/gate.py", "Gate.clip") is None
 
 
-def test_every_room_is_in_the_picture_and_every_folder_of_tests_that_is_named_is_there() -> None:
+def floors_of_the_picture() -> list[tuple[str, ...]]:
+    """The words at the beginning of each line."""
     picture = PAGE.split("## The rooms")[1].split("```")[1]
-    told = {word for line in picture.splitlines() for word in re.split(r", ?", line.split("  ")[0]) if word}
-    rooms = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
-    assert rooms <= told
-    assert all((SOURCE / word).is_dir() or (SOURCE / f"{word}.py").is_file() for word in told)
-    for folder in re.findall(r"`(tests/\w+(?:/|\.py))`", PAGE):
+    return [tuple(line.split("  ")[0].split(", ")) for line in picture.strip().splitlines()]
+
+
+def test_the_picture_shows_the_floors_that_are_enforced() -> None:
+    scope = runpy.run_path(str(ROOT / "scripts" / "rooms.py"), run_name="rooms")
+    *rooms, root = floors_of_the_picture()
+    assert [set(floor) for floor in rooms] == [set(floor) for floor in scope["FLOORS"][:-1]]
+    assert {path.parent.name for path in SOURCE.glob("*/__init__.py")} == {room for floor in rooms for room in floor}
+    assert all((SOURCE / f"{module}.py").is_file() for module in root)
+
+
+def test_every_folder_of_tests_that_is_named_is_there() -> None:
+    folders = re.findall(r"`(tests/\w+(?:/|\.py))`", PAGE)
+    assert len(folders) > 8
+    for folder in folders:
         assert (ROOT / folder).exists(), folder
 
 
