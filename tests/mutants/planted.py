@@ -767,14 +767,15 @@ RUNS = (
         "everything that is logged has noise in it",
         "tests/run/test_leaks.py",
         (
-            "run/loop.py",
-            "        self._updating = True\n",
-            "        self._updating, self._plain = True, noisy_norms(trainer.engine)\n",
+            "run/steps.py",
+            '                self.doing = "updating"\n',
+            "                from .metrics import noisy_norms\n\n"
+            '                self.doing, self.plain = "updating", noisy_norms(self._engine)\n',
         ),
         (
             "run/loop.py",
             '"noisy_gradient_norm": noisy_norms(self.trainer.engine),',
-            '"noisy_gradient_norm": self._plain,',
+            '"noisy_gradient_norm": self._steps.plain,',
         ),
     ),
     mutant(
@@ -814,11 +815,14 @@ RUNS = (
         "a step is charged on the disk before it is taken",
         "tests/run/test_resume.py",
         (
-            "run/loop.py",
-            '                with said_plainly("charging a step", going_on):\n                    step = journal.charge()\n'
-            "                self._step(next(batches), step)\n",
-            "                self._step(next(batches), journal.charged + 1)\n"
-            '                with said_plainly("charging a step", going_on):\n                    step = journal.charge()\n',
+            "run/steps.py",
+            '                self.doing = "charging"\n                charge()\n',
+            "",
+        ),
+        (
+            "run/steps.py",
+            "                yield step\n",
+            "                charge()\n                yield step\n",
         ),
     ),
     mutant(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,9 +10,7 @@ from typing import Any
 from ..arguments import positive, whole
 from ..clipping.adaptive import Adaptive
 from ..privacy.mechanism import Mechanism
-
-SCHEDULES = ("constant", "linear", "cosine")
-OPTIMIZERS = ("adamw", "sgd")
+from ..run.optimizers import OPTIMIZERS, SCHEDULES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,17 +82,6 @@ class TrainSettings:
         if self.epsilon is None:
             raise ValueError("epsilon=None trains without privacy: there is no mechanism")
         return self.plan(records).calibrate(epsilon=self.epsilon, delta=self.delta)
-
-    def learning_rate(self, step: int, steps: int) -> float:
-        """Return the learning rate of each step 1..steps."""
-        done = (step - 1) / steps
-        match self.schedule:
-            case "linear":
-                return self.lr * (1 - done)
-            case "cosine":
-                return self.lr * (1 + math.cos(math.pi * done)) / 2
-            case _:
-                return self.lr
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-able values; what wasn't given (epochs or steps) is left out."""

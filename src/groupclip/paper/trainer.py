@@ -12,13 +12,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import Optimizer
 
 from ..engine.attach import attach
 from ..engine.engine import Engine
 from ..partition.styles import PLANNED
 from ..privacy.mechanism import Mechanism
 from ..run.environment import environment
+from ..run.optimizers import learning_rate, make_optimizer, set_rate
+from ..run.steps import PrivateSteps
 from ..sampling.batches import poisson_batches
 from . import results
 from .results import Result
@@ -88,7 +90,7 @@ def train_privately(
     """
     model = workload.model
     torch.manual_seed(secrets.randbits(63))
-    optimizer = _optimizer(workload, settings)
+    optimizer = make_optimizer(settings, workload.model)
     engine = attach(model, optimizer, _groups(settings), mechanism, clip=settings.clip, thresholds=settings.thresholds)
     assert engine.ledger is not None
     underway = Underway(None, "", {}, {}) if underway is None else underway
@@ -96,16 +98,21 @@ def train_privately(
     begun, steps = engine.ledger.steps, mechanism.steps
     model.train()
     batches = poisson_batches(workload.train, mechanism, settings.microbatch, start=begun, collate=workload.collate)
-    with closing(underway), closing(iter(batches)) as drawn:
-        for step in range(begun + 1, steps + 1):
-            underway.charge()
+    private = PrivateSteps(
+        engine,
+        optimizer,
+        losses=lambda microbatch: workload.losses(model, to_device(microbatch, device)),
+        rate=lambda step: learning_rate(settings, step, steps),
+    )
+    with closing(underway), closing(private.take(batches, underway.charge)) as taken:
+        for _ in range(len(batches)):
             try:
-                for microbatch in next(drawn):
-                    engine.backward(workload.losses(model, to_device(microbatch, device)))
-            except Exception:  # the weights are as they were, and this step alone is lost
-                underway.save(updates, model, optimizer, engine)
+                step = next(taken)
+            except Exception:
+                if private.doing == "computing":  # the weights are as they were, and this step alone is lost
+                    underway.save(updates, model, optimizer, engine)
                 raise
-            _update(optimizer, settings.learning_rate(step, steps))
+            optimizer.zero_grad()
             updates += 1
             _between(step, steps, tell, underway, updates, model, optimizer, engine)
     engine.detach()
@@ -119,7 +126,7 @@ def _plain(
     model, records = workload.model, len(workload.train)  # type: ignore[arg-type]
     steps = settings.steps_on(records)
     torch.manual_seed(settings.seed)
-    optimizer = _optimizer(workload, settings)
+    optimizer = make_optimizer(settings, workload.model)
     begun = underway.restore(model, optimizer, None).updates
     model.train()
     batches = shuffled(records, settings.batch_size, settings.seed)
@@ -128,7 +135,9 @@ def _plain(
             part = [workload.train[row] for row in rows[first : first + settings.microbatch]]
             losses = workload.losses(model, to_device(workload.collate(part), device))
             (losses.sum() / len(rows)).backward()
-        _update(optimizer, settings.learning_rate(step, steps))
+        set_rate(optimizer, learning_rate(settings, step, steps))
+        optimizer.step()
+        optimizer.zero_grad()
         _between(step, steps, tell, underway, step, model, optimizer, None)
     return steps - begun
 
@@ -169,13 +178,6 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     return batch
 
 
-def _optimizer(workload: Workload, settings: TrainSettings) -> Optimizer:
-    parameters = [p for p in workload.model.parameters() if p.requires_grad]
-    if settings.optimizer == "adamw":
-        return AdamW(parameters, lr=settings.lr, weight_decay=settings.weight_decay)
-    return SGD(parameters, lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
-
-
 def _groups(settings: TrainSettings) -> str | Mapping[str, str]:
     """Make the groups; ValueError for groups that would be planned here, because a result has to say which they were."""
     if not isinstance(settings.clipping, str) or not settings.clipping.startswith(PLANNED):
@@ -184,13 +186,6 @@ def _groups(settings: TrainSettings) -> str | Mapping[str, str]:
         f"clipping={settings.clipping!r}: plan the groups first (groupclip.plan) and give them as boundaries or as a mapping, so "
         "that the result says which they were"
     )
-
-
-def _update(optimizer: Optimizer, lr: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = lr
-    optimizer.step()
-    optimizer.zero_grad()
 
 
 def _spent(engine: Engine, delta: float, lost: int) -> dict[str, Any]:

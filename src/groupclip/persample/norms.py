@@ -16,10 +16,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-GRAM = "gram"
-INSTANTIATED = "instantiated"
-AUTO = "auto"
-METHODS = (AUTO, GRAM, INSTANTIATED)
+from ..partition.groups import METHODS
+
+AUTO, GRAM, INSTANTIATED = METHODS
 
 #: Below this ratio of ``<A, G>`` to ``||A|| ||G||`` the terms of the Gram form cancel so much that its rounding
 #: shows in the norm (relative error at most about 1e-7 / ratio in float32): the gradient is instantiated instead.

@@ -9,8 +9,10 @@ released about the same batch (a noisy count) joins the sum.
 import math
 from collections.abc import Iterable, Mapping
 
+from .thresholds import sensitivity
+
 ALLOCATIONS = ("equal", "threshold", "dimension")
-_ROUNDING = 1e-9  # relative; float64 sums over any number of groups stay far below
+ROUNDING = 1e-9  # relative; float64 sums over any number of groups stay far below
 
 
 def noise_stds(
@@ -36,7 +38,7 @@ def noise_stds(
     if isinstance(allocation, Mapping):
         return _given(allocation, thresholds, sigma)
     if allocation == "equal":
-        total = math.hypot(*thresholds.values())
+        total = sensitivity(thresholds)
         return {group: sigma * total for group in thresholds}
     if allocation == "threshold":
         return {group: sigma * math.sqrt(len(thresholds)) * bound for group, bound in thresholds.items()}
@@ -76,7 +78,7 @@ def _given(stds: Mapping[str, float], thresholds: Mapping[str, float], sigma: fl
         if isinstance(std, bool) or not isinstance(std, (int, float)) or not 0 < std < math.inf:
             raise ValueError(f"the noise of group {group!r} is {std!r}: a standard deviation is positive and finite")
     found = noise_multiplier_of(stds, thresholds)
-    if found < sigma * (1 - _ROUNDING):
+    if found < sigma * (1 - ROUNDING):
         raise ValueError(
             f"this allocation amounts to noise_multiplier={found:.6g}, the plan says {sigma:.6g}: epsilon would be larger "
             f"than planned. Multiply every standard deviation by {sigma / found:.6g}"

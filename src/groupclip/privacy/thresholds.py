@@ -78,4 +78,4 @@ def group_thresholds(thresholds: Thresholds, groups: Sequence[str]) -> dict[str,
 
 def sensitivity(thresholds: Mapping[str, float]) -> float:
     """Return ``||(R_1, .., R_M)||``: how far one sample can move the sum of clipped gradients (add or remove one)."""
-    return math.sqrt(math.fsum(r * r for r in thresholds.values()))
+    return math.hypot(*thresholds.values())

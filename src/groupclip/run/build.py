@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import Optimizer
 
 from ..clipping.adaptive import Adaptive
 from ..engine.attach import attach
@@ -23,6 +22,7 @@ from ..sampling.users import PerUser
 from ..tasks import Task
 from .config import RunConfig
 from .errors import ConfigError
+from .optimizers import make_optimizer
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,12 +55,7 @@ def build(config: RunConfig, task: Task, mechanism: Mechanism | None = None) -> 
     device = device_of(config.device)
     model = model_of(config, task).to(device)
     torch.manual_seed(secrets.randbits(63))
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer: Optimizer
-    if config.optimizer == "adamw":
-        optimizer = AdamW(parameters, lr=config.lr, weight_decay=config.weight_decay)
-    else:
-        optimizer = SGD(parameters, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
+    optimizer = make_optimizer(config, model)
     groups = groups_of(config, task, model, optimizer)
     if mechanism is None:
         mechanism = plan_of(config, task).calibrate(
@@ -132,18 +127,6 @@ def groups_of(config: RunConfig, task: Task, model: nn.Module, optimizer: Optimi
         labels = torch.empty(config.microbatch, dtype=torch.int64, device="meta")
         return planned(model, config.clipping, (inputs, labels), optimizer)
     return partition(model, config.clipping)
-
-
-def learning_rate(config: RunConfig, step: int) -> float:
-    """Return the learning rate of step 1..steps: constant, or falling to zero in a line or half a cosine."""
-    done = (step - 1) / config.steps
-    match config.schedule:
-        case "linear":
-            return config.lr * (1 - done)
-        case "cosine":
-            return config.lr * (1 + math.cos(math.pi * done)) / 2
-        case _:
-            return config.lr
 
 
 def device_of(name: str) -> torch.device:

@@ -14,9 +14,8 @@ from ..privacy.sampled_step import ADJACENCIES, SAMPLINGS
 from ..tasks import TaskOptions
 from ..tasks.encoder import PACKAGES
 from .errors import ConfigError
+from .optimizers import OPTIMIZERS, SCHEDULES
 
-OPTIMIZERS = ("adamw", "sgd")
-SCHEDULES = ("constant", "linear", "cosine")
 DEVICES = ("auto", "cpu", "cuda")
 ACCOUNTANTS = ("PLD", "RDP", "exact")
 ADAPTIVE_OPTIONS = ("quantile", "rate", "share")

@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import GroupClipError, PrivacyViolation
-from ..sampling.batches import LogicalBatch, LogicalBatches, logical_batches
+from ..sampling.batches import LogicalBatches, logical_batches
 from ..tasks import Task
 from ..tasks.imagefiles import ImageFiles
 from . import checkpoint
-from .build import Trainer, learning_rate
+from .build import Trainer
 from .checkpoint import Progress
 from .config import RunConfig
 from .errors import RunFailed, RunInterrupted
@@ -23,6 +23,8 @@ from .journal import Journal, read_journal
 from .losses import unit_losses
 from .metrics import EpsilonCurve, noisy_norms, row_text
 from .observer import Observer
+from .optimizers import learning_rate
+from .steps import PrivateSteps
 
 
 class Loop:
@@ -46,7 +48,9 @@ class Loop:
         self._curve = EpsilonCurve(trainer.mechanism, config.delta)
         self._seconds, self._workers = checkpoint_seconds, workers
         self._saved = time.monotonic()
-        self._updating = False
+        self._steps = PrivateSteps(
+            trainer.engine, trainer.optimizer, lambda piece: unit_losses(trainer, piece), self._rate
+        )
 
     def run(self, observer: Observer) -> None:
         """Take the steps.
@@ -62,13 +66,16 @@ class Loop:
             self._refuse_overtaken()
             journal = Journal(self.folder.journal, self.ledger.steps)
             metrics = Lines(self.folder.metrics, mode=PUBLIC, durable=False)
-        left = self._batches()
-        batches = iter(left)
+
+        def charge() -> None:
+            with said_plainly("charging a step", going_on):
+                journal.charge()
+
+        taken = self._steps.take(self._batches(), charge)
         try:
-            for _ in range(len(left)):  # a batch is drawn when it is charged: or else another might be drawn in its place
-                with said_plainly("charging a step", going_on):
-                    step = journal.charge()
-                self._step(next(batches), step)
+            for step in taken:
+                self.evaluation = None
+                self.progress = replace(self.progress, updates=self.progress.updates + 1)
                 row = self._row(step)
                 with said_plainly("writing metrics.jsonl", going_on):
                     metrics.append(row_text(row))
@@ -89,7 +96,7 @@ class Loop:
             kind = "" if isinstance(error, (GroupClipError, ValueError)) else f"{type(error).__name__}: "
             raise RunFailed(f"step {journal.charged} failed: {kind}{error}\nPut that right, then {going_on}") from error
         finally:
-            batches.close()  # and so the workers end
+            taken.close()
             journal.close()
             metrics.close()
 
@@ -138,24 +145,15 @@ class Loop:
         )
         self._saved = time.monotonic()
 
-    def _step(self, batch: LogicalBatch, step: int) -> None:
-        trainer = self.trainer
-        self.evaluation = None
-        for group in trainer.optimizer.param_groups:
-            group["lr"] = learning_rate(self.config, step)
-        for piece in batch:
-            trainer.engine.backward(unit_losses(trainer, piece))
-        self._updating = True
-        trainer.optimizer.step()
-        self._updating = False
-        self.progress = replace(self.progress, updates=self.progress.updates + 1)
+    def _rate(self, step: int) -> float:
+        return learning_rate(self.config, step, self.config.steps)
 
     def _row(self, step: int) -> dict[str, Any]:
         row: dict[str, Any] = {
             "step": step,
             "updates": self.progress.updates,
             "epsilon": self._curve.at(step),
-            "learning_rate": learning_rate(self.config, step),
+            "learning_rate": self._rate(step),
             "noisy_gradient_norm": noisy_norms(self.trainer.engine),
         }
         every = self.config.eval_every
@@ -168,7 +166,7 @@ class Loop:
 
     def _rescue(self) -> None:
         """Keep the steps that were taken before a failure, if the weights are whole and the disk has room."""
-        if not self._updating:
+        if self._steps.doing != "updating":
             try:
                 self.save()
             except RunFailed:

@@ -14,14 +14,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.data import DataLoader
 
 from ..models import pretrain_on_letters
 from ..partition.choose import partition
 from ..tasks import Task
 from ..tasks.telling import Told
-from .build import device_of, learning_rate, model_of
+from .build import device_of, model_of
 from .config import RunConfig, checked_request, to_yaml
 from .errors import ConfigError, RunFailed, RunInterrupted
 from .evaluate import Evaluation, evaluate
@@ -31,6 +30,7 @@ from .guessing import findings
 from .loading import loaded
 from .metrics import row_text
 from .observer import Beginning, Nobody, Observer
+from .optimizers import learning_rate, make_optimizer, set_rate
 from .plainpages import NOT_PRIVATE, write_results
 from .pretraining import check_pretrainable
 from .resolve import advised_reading, resolve
@@ -135,7 +135,7 @@ class PlainRun:
 
     def _steps(self, watcher: Observer) -> tuple[list[dict[str, Any]], Evaluation | None]:
         config, model = self.config, self.model
-        optimizer = _optimizer(config, model)
+        optimizer = make_optimizer(config, model)
         rows: list[dict[str, Any]] = []
         evaluation = None
         metrics = Lines(self.folder.metrics, mode=PUBLIC, durable=False)
@@ -143,8 +143,8 @@ class PlainRun:
         try:
             batches = _batches(self.task, config)
             for step in range(1, config.steps + 1):
-                for group in optimizer.param_groups:
-                    group["lr"] = learning_rate(config, step)
+                rate = learning_rate(config, step, config.steps)
+                set_rate(optimizer, rate)
                 inputs, labels = next(batches)
                 optimizer.zero_grad()
                 pieces = zip(inputs.split(config.microbatch), labels.split(config.microbatch), strict=True)
@@ -152,7 +152,7 @@ class PlainRun:
                     loss = F.cross_entropy(model(x.to(self.device)), y.to(self.device), reduction="sum")
                     (loss / len(labels)).backward()
                 optimizer.step()
-                row: dict[str, Any] = {"step": step, "private": False, "learning_rate": learning_rate(config, step)}
+                row: dict[str, Any] = {"step": step, "private": False, "learning_rate": rate}
                 if config.eval_every and (step % config.eval_every == 0 or step == config.steps):
                     evaluation = evaluate(model, self.task, self.device)
                     row["test_accuracy"] = evaluation.test_accuracy
@@ -169,13 +169,6 @@ class PlainRun:
     def _stop_if_asked(self, watcher: Observer, when: str) -> None:
         if watcher.stop_requested():
             raise RunInterrupted(f"stopped {when}; a run without privacy can't go on: start it again in a new folder")
-
-
-def _optimizer(config: RunConfig, model: nn.Module) -> Optimizer:
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    if config.optimizer == "adamw":
-        return AdamW(parameters, lr=config.lr, weight_decay=config.weight_decay)
-    return SGD(parameters, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
 
 
 def _batches(task: Task, config: RunConfig) -> Iterator[tuple[Tensor, Tensor]]:

@@ -12,7 +12,7 @@ from typing import Any
 from groupclip.errors import PrivacyViolation
 from groupclip.partition.groups import Partition
 from groupclip.privacy import accounting
-from groupclip.privacy.allocation import noise_multiplier_of
+from groupclip.privacy.allocation import ROUNDING, noise_multiplier_of
 from groupclip.privacy.earlier import EarlierTraining
 from groupclip.privacy.ledger import SAMPLERS, Ledger
 from groupclip.privacy.mechanism import Mechanism
@@ -20,8 +20,6 @@ from groupclip.privacy.spent import PrivacySpent
 from groupclip.statement.card import model_card as model_card
 from groupclip.statement.terms import MECHANISMS, SAMPLINGS, SCHEMA, UNITS, software
 from groupclip.statement.words import paragraphs
-
-_ROUNDING = 1e-9  # relative; float64 sums over any number of groups stay far below
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +92,7 @@ class PrivacyRecord:
                 f"other_releases={self.other_releases} must be noise multipliers > 0, rounding={self.rounding} >= 0"
             )
         planned, realised = self.mechanism.noise_multiplier, self.realised_noise_multiplier
-        if not realised >= planned * (1 - _ROUNDING):
+        if not realised >= planned * (1 - ROUNDING):
             raise PrivacyViolation(
                 f"the noise of the groups amounts to noise_multiplier={realised:.6g}, the plan says {planned:.6g}: "
                 "epsilon of the plan would claim too much. Add noise of standard deviation noise_multiplier * "

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from groupclip.noise.sources import KEY_GIVEN
 from groupclip.privacy import accounting
 from groupclip.privacy.figures import figure, reading
+from groupclip.privacy.thresholds import sensitivity
 from groupclip.statement.terms import MECHANISMS, SAMPLINGS, software
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def facts(record: PrivacyRecord) -> list[tuple[str, str]]:
         ("noise multiplier", f"{mechanism.noise_multiplier:.6g}"),
         ("clip function", record.clip),
         ("groups", f"{len(record.thresholds)} ({record.partition_style})"),
-        (f"one {mechanism.unit} adds to the sum", f"at most {math.hypot(*record.thresholds.values()):.6g} (l2 norm)"),
+        (f"one {mechanism.unit} adds to the sum", f"at most {sensitivity(record.thresholds):.6g} (l2 norm)"),
         ("the sum is divided by", f"the expected batch size, {mechanism.expected_batch_size:,}"),
         ("losses assumed", f"each of one {mechanism.unit} alone"),
         ("sampling assumed", SAMPLINGS[mechanism.sampling]),
@@ -184,7 +185,7 @@ def _method(record: PrivacyRecord) -> str:
     mechanism, count = record.mechanism, len(record.thresholds)
     unit = mechanism.unit
     groups = f"{count} {'group' if count == 1 else 'groups'} of parameters ({record.partition_style})"
-    total = math.hypot(*record.thresholds.values())
+    total = sensitivity(record.thresholds)
     twice = f" Replacing the {unit} moves the sum by at most twice that." if mechanism.adjacency == "replace-one" else ""
     noise = "Gaussian noise was added to the sum" if mechanism.noise_multiplier else "No noise was added to the sum"
     return (
