@@ -21,7 +21,8 @@ from groupclip.paper.listing import small_command
 from groupclip.paper.pages import environments, experiments_in
 from groupclip.paper.printed import printed_settings
 from groupclip.paper.results import Result, gather, gathered
-from groupclip.paper.scaled import ScaledExperiment, experiments
+from groupclip.paper.scaled.every import experiments
+from groupclip.paper.scaled.experiment import ScaledExperiment
 from groupclip.paper.sigma import budgets
 from groupclip.paper.tables import Found, markdown, scaled_table, table_page
 

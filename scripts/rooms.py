@@ -52,6 +52,8 @@ def imports(name: str, path: Path, known: Mapping[str, Path]) -> Iterator[tuple[
             waiting += node.orelse
             continue
         waiting += ast.iter_child_nodes(node)
+        if isinstance(node, ast.Call) and _name(node.func) in ("import_module", "__import__") and node.args:
+            yield from _by_name(node.args[0])
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if alias.name.split(".")[0] == "groupclip":
@@ -67,6 +69,18 @@ def imports(name: str, path: Path, known: Mapping[str, Path]) -> Iterator[tuple[
             for alias in node.names:
                 whole = f"{base}.{alias.name}".removeprefix(".")
                 yield whole if whole in known else base, node.lineno
+
+
+def _name(function: ast.expr) -> str:
+    return getattr(function, "id", getattr(function, "attr", ""))
+
+
+def _by_name(asked: ast.expr) -> Iterator[tuple[str, int]]:
+    """A module that is imported by its name; one that is found by ``__name__`` may be any, so it counts as groupclip itself."""
+    if isinstance(asked, ast.Constant) and str(asked.value).split(".")[0] == "groupclip":
+        yield str(asked.value).removeprefix("groupclip").removeprefix("."), asked.lineno
+    elif any(getattr(n, "id", "") in ("__name__", "__package__") for n in ast.walk(asked)):
+        yield "", asked.lineno
 
 
 def room(module: str, known: Mapping[str, Path]) -> str:

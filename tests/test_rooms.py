@@ -63,6 +63,8 @@ def _small(folder: Path, **files: str) -> Path:
         "if not TYPE_CHECKING:\n    from ..engine.a import x",
         "if TYPE_CHECKING:\n    pass\nelse:\n    from ..engine.a import x",
         "from .. import Engine",
+        "import importlib\nimportlib.import_module('groupclip.engine.a')",
+        "def f(name):\n    return import_module(f'{__name__}.{name}')",
     ],
 )
 def test_twin_an_arrow_up_is_seen(tmp_path: Path, line: str) -> None:

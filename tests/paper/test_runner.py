@@ -14,7 +14,8 @@ from groupclip.paper.cells import EXPERIMENT, Cell
 from groupclip.paper.dryrun import dry_runs
 from groupclip.paper.printed import printed_settings
 from groupclip.paper.runner import Job, Stopped, paper_jobs, run_jobs
-from groupclip.paper.scaled import ScaledCell, ScaledExperiment, choice
+from groupclip.paper.scaled import choice
+from groupclip.paper.scaled.experiment import ScaledCell, ScaledExperiment
 from groupclip.paper.scores import unavailable
 from groupclip.paper.selection import chosen, chosen_rows, split
 from groupclip.paper.settings import TrainSettings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .catalogue import OURS, Row, Table, catalogue
-from .scaled import experiments
+from .scaled.every import experiments
 
 
 def facts() -> dict[str, Any]:

@@ -10,7 +10,7 @@ from .catalogue import catalogue
 from .cells import EXPERIMENT
 from .figures import figure_of
 from .results import Result
-from .scaled import MADE
+from .scaled.experiment import MADE
 from .tables import Found, scaled_table, table_page
 
 

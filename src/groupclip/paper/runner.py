@@ -13,7 +13,7 @@ from . import results
 from .cells import EXPERIMENT, Cell
 from .dryrun import Build
 from .results import Result
-from .scaled import ScaledCell
+from .scaled.experiment import ScaledCell
 from .settings import TrainSettings
 from .source import Source
 from .trainer import train_cell

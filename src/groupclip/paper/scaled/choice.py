@@ -6,7 +6,8 @@ from pathlib import Path
 
 from ..runner import Job, scaled_jobs
 from ..selection import Wanted, matches, none_of
-from . import MADE, ScaledCell, experiments
+from .every import experiments
+from .experiment import MADE, ScaledCell
 
 
 def small_jobs(twin: str, wanted: Wanted, data: Path | None, out: Path) -> list[Job]:

@@ -27,12 +27,12 @@ from torch import nn
 from ..settings import TrainSettings
 from ..source import needed_files
 from ..workload import Workload
-from . import ScaledCell, ScaledExperiment
 from .before import scores_before
 from .e2e_data import E2E, collate, encode, read_e2e, read_table
 from .e2e_made import write_made
 from .e2e_pretraining import PUBLIC, Recipe, Shape, losses, made_files, pretrained
 from .e2e_scores import Asked, scores
+from .experiment import ScaledCell, ScaledExperiment
 
 NAME = "e2e-small"
 STYLES = ("all-layer", "param-wise", "layer-wise", "block-wise")

@@ -28,8 +28,8 @@ from ...clipping.adaptive import Adaptive
 from ..settings import TrainSettings
 from ..source import needed_files
 from ..workload import Workload
-from . import ScaledCell, ScaledExperiment
 from .before import scores_before
+from .experiment import ScaledCell, ScaledExperiment
 from .text_data import SST2, Read, balanced, collate, encode, read_sst2
 from .text_made import tiny_bert, write_made
 from .text_model import Classifier, blocks_of, losses, minilm, read, read_once, scores, upper

@@ -27,7 +27,7 @@ from ...partition.choose import partition
 from ..settings import TrainSettings
 from ..source import needed_files
 from ..workload import Workload
-from . import ScaledCell, ScaledExperiment
+from .experiment import ScaledCell, ScaledExperiment
 from .vision_data import SIDE, read
 from .vision_made import write_made
 from .vision_pretraining import PATCH, Recipe, accuracy, pretrained, small_vit
