@@ -16,7 +16,9 @@ from rich.console import Console
 from groupclip.cli.app import run
 from groupclip.cli.progress import Terminal
 from groupclip.cli.signals import StopOnSignal
+from groupclip.cli.train import train
 from groupclip.run import CHECKPOINT_SECONDS, Beginning, resume, start
+from groupclip.run.config import KEYS
 
 SMALL = ["--task", "digits", "--model", "linear", "--clipping", "layer-wise", "--epsilon", "3", "--batch-size", "64"]
 SLOW = [*SMALL[:-1], "512", "--steps", "12", "--microbatch", "1", "--eval-every", "0"]  # about a second a step
@@ -258,3 +260,12 @@ def test_help_says_how_often_a_run_is_kept_and_how_it_stops(capsys):
     told = " ".join(capsys.readouterr().out.split())
     assert f"Every {CHECKPOINT_SECONDS:.0f} seconds a checkpoint is written" in told
     assert f"SIGTERM ({128 + signal.SIGTERM}) finish the step" in told
+
+
+def test_every_setting_has_its_option_and_every_option_its_setting():
+    """What isn't a setting says where a run lies and how it is shown; it changes no result."""
+    about = {"config", "out", "resume", "keep_resume", "workers", "threads", "as_json", "quiet"}
+    named = {"task_option": "task_options", "model_option": "model_options"}
+    options = [named.get(param.name, param.name) for param in train.params]
+    assert sorted(set(options) - about) == sorted(KEYS)
+    assert len(set(options)) == len(options)

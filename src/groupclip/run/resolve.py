@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from ..privacy.epochs import steps_of
@@ -52,23 +53,14 @@ def resolve(request: Mapping[str, Any], task: Task) -> RunConfig:
     if batch > size:
         raise ConfigError(f"batch_size={batch} is larger than the {size} {many}; use at most that many")
     steps = request["steps"] if "steps" in request else steps_of(request.get("epochs", advised.epochs), size, batch)
+    open_to_advice = {f.name for f in fields(RunConfig)} - {"task_options"}  # those were taken before the task was read
     defaults = {
-        "model": advised.model,
-        "clipping": advised.clipping,
-        "clip": advised.clip,
-        "thresholds": advised.thresholds,
+        **{f.name: getattr(advised, f.name) for f in fields(advised) if f.name in open_to_advice},
         "sampling": sampling,
         "epsilon": math.inf,  # a run without privacy has no other
         "delta": default_delta(size),
         "batch_size": batch,
         "steps": steps,
-        "microbatch": advised.microbatch,
-        "optimizer": advised.optimizer,
-        "lr": advised.lr,
-        "schedule": advised.schedule,
-        "momentum": advised.momentum,
-        "weight_decay": advised.weight_decay,
-        "pretrain_steps": advised.pretrain_steps,
         "seed": 0,
         "eval_every": math.ceil(steps / EVALUATIONS),
         "device": "auto",
