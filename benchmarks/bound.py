@@ -14,11 +14,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from figures import draw_measured
 
 import groupclip
 from groupclip.theory import dp_sgd, proof_last_line, sgd_from_squares, theorem_as_printed
 from groupclip.theory.convex import Quadratic, gradient_norms, least_quantile
-from groupclip.theory.figures import draw_measured
 
 
 def main() -> None:

@@ -20,13 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from figures import draw_lines, draw_trade
+from groupings import bell
 from shapes import Made, gpt2, hf, hf_vit, llama, roberta, text, vit
 from torch import nn
 
 import groupclip as gc
 from groupclip.memory import Fact, Planner, measure
-from groupclip.memory.figures import draw_curves, draw_lines, draw_trade
-from groupclip.memory.planner import bell
+from groupclip.memory.figures import draw_curves
 from groupclip.memory.trace import Linear
 from groupclip.memory.workload import default_loss
 from groupclip.paper.bench import interleaved, one_pass

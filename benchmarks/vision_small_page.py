@@ -8,11 +8,13 @@ With a folder of results (of ``groupclip reproduce vision --scale small --out FO
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from groupclip.paper.pages import environments
-from groupclip.paper.results import gather, gathered
-from groupclip.paper.scaled.vision_report import Report, learning_rates
+from groupclip.paper.results import Result, gather, gathered
+from groupclip.paper.scaled.summary import table
+from groupclip.paper.scaled.vision_report import Report
 
 DOCS = Path(__file__).parent.parent / "docs" / "reproduction"
 NAME = "vision-small"
@@ -34,6 +36,20 @@ def main() -> None:
     (DOCS / f"{NAME}.md").write_text(text, encoding="utf-8")
     (DOCS / f"{NAME}-groups.svg").write_text(report.over_groups(), encoding="utf-8")
     (DOCS / f"{NAME}-memory.svg").write_text(report.over_memory(), encoding="utf-8")
+
+
+def learning_rates(results: Sequence[Result]) -> str:
+    """Return the search on the stand-in: a row a kind of run, a column a learning rate, accuracy in percent."""
+    rates = sorted({r.cell["lr"] for r in results})
+    found = {
+        (r.cell["steps"], r.cell["model"], r.cell["clipping"], r.cell["lr"]): r.metrics["accuracy"] for r in results
+    }
+    rows = [
+        [model, style, steps, *(f"{found[steps, model, style, lr]:.1f}" if (steps, model, style, lr) in found else "not run"
+                                for lr in rates)]
+        for steps, model, style in sorted({key[:3] for key in found}, key=lambda k: (k[0], int(k[1].rpartition("-")[2]), k[2]))
+    ]  # fmt: skip
+    return table(["model", "style", "steps", *(f"lr {lr:g}" for lr in rates)], rows)
 
 
 if __name__ == "__main__":

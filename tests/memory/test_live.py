@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from allocator import allocator_curve, allocator_peak, history_curve
 from groupclip.memory.live import Live
-from groupclip.memory.measure import allocator_curve, allocator_peak, history_curve
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 MEGA = 2**20

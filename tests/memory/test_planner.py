@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmark import benchmark
 from groupclip.memory.cost import LayerCost, Option, group_peak
 from groupclip.memory.fact import Fact
 from groupclip.memory.methods import least_bytes, least_seconds
-from groupclip.memory.planner import bell, fewest_groups, greatest, least_peak, least_sum
+from groupclip.memory.planner import fewest_groups, greatest, least_peak, least_sum
 from groupclip.memory.trace import Linear
 
 
@@ -152,8 +153,9 @@ def test_the_fact_of_two_layers_by_hand() -> None:
 
 @pytest.mark.parametrize(("layers", "exponent"), [(9, 4.3), (18, 11.8)])
 def test_bell_numbers_as_the_paper_gives_them(layers: int, exponent: float) -> None:
-    assert round(math.log10(bell(layers)), 1) == exponent
+    assert round(math.log10(benchmark("groupings").bell(layers)), 1) == exponent
 
 
 def test_small_bell_numbers() -> None:
+    bell = benchmark("groupings").bell
     assert [bell(n) for n in range(7)] == [1, 1, 2, 5, 15, 52, 203]

@@ -1,9 +1,9 @@
 """docs/reproduction.md is what its script makes, as far as that is quick: every command, and the full-scale tables."""
 
-import importlib.util
 import re
 from pathlib import Path
 
+from benchmark import benchmark
 from groupclip.paper.catalogue import catalogue
 from groupclip.paper.cells import EXPERIMENT
 from groupclip.paper.tables import Found
@@ -13,10 +13,7 @@ DOCS = ROOT / "docs"
 
 
 def script():
-    spec = importlib.util.spec_from_file_location("reproduction_page", ROOT / "benchmarks" / "reproduction_page.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return benchmark("reproduction_page")
 
 
 def test_the_page_has_every_row_and_its_command():

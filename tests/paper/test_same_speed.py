@@ -1,25 +1,16 @@
 """The benchmark against Opacus compares equal work: its ways give the same clipped sums as groupclip over all layers."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 import torch
+
+from benchmark import benchmark
 
 pytest.importorskip("opacus")
 
 
-def benchmark():
-    path = Path(__file__).parents[2] / "benchmarks" / "same_speed.py"
-    spec = importlib.util.spec_from_file_location("same_speed", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.filterwarnings("ignore")  # of Opacus and torch hooks, which aren't under test here
 def test_opacus_clips_the_same_sums():
-    made = benchmark()
+    made = benchmark("same_speed")
     torch.manual_seed(0)
     model = made.net("vit-micro", 16).double()
     x, y = torch.randn(4, 3, 16, 16, dtype=torch.float64), torch.randint(100, (4,))

@@ -82,14 +82,3 @@ def greatest(cost: np.ndarray, starts: Starts) -> float:
     """Return the greatest cost of the groups of a partition."""
     ends = [*(s - 1 for s in starts[1:]), len(cost) - 1]
     return float(max(cost[s, e] for s, e in zip(starts, ends, strict=True)))
-
-
-def bell(n: int) -> int:
-    """Return how many groupings of n layers there are: the Bell number, by Bell's triangle (Bell 1938)."""
-    row = [1]
-    for _ in range(n):
-        following = [row[-1]]
-        for entry in row:
-            following.append(following[-1] + entry)
-        row = following
-    return row[0]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from ..memory.figures import save
-from ..statement.plots import COLOURS, GREY, Curve, drawing
+from ..statement.plots import COLOURS, GREY, drawing
 from .bound import Setting, dp_sgd, proof_last_line, sgd_from_squares
 
 
@@ -23,27 +23,14 @@ def draw_bounds(path: Path, setting: Setting, groups: Sequence[int], steps: tupl
             axes.plot(points, [dp_sgd(s, count).norm for s in settings], color=colour, label=f"M = {count}")
             axes.plot(points, [proof_last_line(s, count) for s in settings], color=colour, linestyle=":", linewidth=1)
         axes.plot(points, [sgd_from_squares(s) for s in settings], color=GREY, label="SGD, not private")
-        _over_steps(
+        over_steps(
             axes, setting, f"Gradient norm, bounded with probability {1 - setting.rho:g}; dotted: the paper's asymptote"
         )
         save(figure, path)
 
 
-def draw_measured(path: Path, bounds: Mapping[int, Curve], measured: Mapping[int, Curve], setting: Setting) -> None:
-    """Draw, by number of groups -> (T, norm), lines for bounds and dots for what was measured."""
-    with drawing(1, height=3.6) as (figure, (axes,)):
-        for place, (count, curve) in enumerate(bounds.items()):
-            colour = COLOURS[place % len(COLOURS)]
-            axes.plot(*zip(*curve, strict=True), color=colour, label=f"M = {count}, bound")
-            axes.plot(
-                *zip(*measured[count], strict=True), "o--", color=colour, markersize=3, label=f"M = {count}, measured"
-            )
-        _over_steps(axes, setting, f"Least over t of the {1 - setting.rho:.0%} quantile of the gradient norm")
-        save(figure, path)
-
-
-def _over_steps(axes, setting: Setting, title: str) -> None:
-    """Axes of norms over T, with the bound that is true before the first step."""
+def over_steps(axes, setting: Setting, title: str) -> None:
+    """Set axes of norms over T, with the bound that is true before the first step."""
     axes.set(title=title, xlabel="steps T", xscale="log", yscale="log")
     axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     axes.axhline(setting.trivial, color=GREY, linestyle="--", linewidth=1)

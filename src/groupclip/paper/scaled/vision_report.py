@@ -189,20 +189,6 @@ class Report:
         return {s: (v.mean, v.deviation if len(v.values) > 1 else 0.0) for s, v in scores.items() if v is not None}
 
 
-def learning_rates(results: Sequence[Result]) -> str:
-    """Return the search on the stand-in: a row a kind of run, a column a learning rate, accuracy in percent."""
-    rates = sorted({r.cell["lr"] for r in results})
-    found = {
-        (r.cell["steps"], r.cell["model"], r.cell["clipping"], r.cell["lr"]): r.metrics["accuracy"] for r in results
-    }
-    rows = [
-        [model, style, steps, *(f"{found[steps, model, style, lr]:.1f}" if (steps, model, style, lr) in found else "not run"
-                                for lr in rates)]
-        for steps, model, style in sorted({key[:3] for key in found}, key=lambda k: (k[0], int(k[1].rpartition("-")[2]), k[2]))
-    ]  # fmt: skip
-    return table(["model", "style", "steps", *(f"lr {lr:g}" for lr in rates)], rows)
-
-
 def _bars(
     axes: Any, x: Sequence[float], points: Sequence[tuple[float, float]], colour: str, label: str, *, line: str
 ) -> None:

@@ -1,0 +1,18 @@
+"""Programs of benchmarks/, as modules that tests look into."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+
+
+def benchmark(name: str) -> ModuleType:
+    """The module ``benchmarks/NAME.py``."""
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
