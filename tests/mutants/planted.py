@@ -731,7 +731,7 @@ ACCOUNTING = (
         "less noise than planned stated",
         "a record is refused where the noise that was added is less than the plan's",
         "tests/statement/test_record.py",
-        ("statement/record.py", "if not realised >= planned * (1 - _ROUNDING):", "if False:"),
+        ("statement/record.py", "if not realised >= planned * (1 - ROUNDING):", "if False:"),
     ),
     mutant(
         "epsilon rounded down",
