@@ -137,3 +137,15 @@ def test_a_teacher_that_is_not_attached_stays_out() -> None:
     x, _ = ENTRY.batch(4)
     engine.backward((model(x) - teacher(x).detach()).square().sum(1))
     assert all(p.grad is None for p in teacher.parameters())
+
+
+def test_a_deep_copy_can_be_attached() -> None:
+    model, _, engine = attached()
+    twin = copy.deepcopy(model)
+    other = gc.attach(twin, None, "all-layer", None)
+    other.backward(ENTRY.losses(twin, ENTRY.batch(4)))
+    assert all(p.grad is not None for p in twin.parameters())
+    assert all(p.grad is None for p in model.parameters())
+    other.detach()
+    assert [type(p) for p in twin.parameters()] == [nn.Parameter] * 5
+    engine.backward(ENTRY.losses(model, ENTRY.batch(4)))

@@ -1,8 +1,7 @@
-"""Ways in which samples were credited wrongly, or a use lost, that no other file's subject is."""
+"""Models that sort or pack their samples, that drop layers, or that fail on two samples: exact, whatever is tried out beforehand."""
 
 from __future__ import annotations
 
-import copy
 import random
 
 import numpy as np
@@ -10,55 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import groupclip as gc
-from check_attached import ENTRY, Holder, attached
+from check_attached import attached
 from check_engine import inexact
-from groupclip.errors import CoverageError, UnsupportedOperation
-
-
-class Caches(nn.Module):
-    """Keeps a tensor that it computed from a parameter once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight, self.cache, self.head = nn.Parameter(torch.ones(5)), None, nn.Linear(5, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.cache = 1 + self.weight if self.cache is None else self.cache  # pyright: ignore
-        return self.head(x * self.cache).square().sum(1)  # pyright: ignore
-
-
-def test_a_derived_tensor_kept_from_an_earlier_pass() -> None:
-    """Its way back to the parameter is gone: the gradient would be lost, and the parameter never trained."""
-    model, _, engine = attached(Caches())
-    engine.backward(model(torch.randn(4, 5)))
-    assert (model.weight.grad != 0).any()  # type: ignore[operator, union-attr]
-    with pytest.raises(
-        UnsupportedOperation, match="in an earlier pass is used again after its backward; compute it anew"
-    ):
-        engine.backward(model(torch.randn(4, 5)))
-
-
-def test_models_of_two_engines_in_one_operation() -> None:
-    first, _, _ = attached(Holder(nn.Parameter(torch.ones(5))))
-    second, _, _ = attached(Holder(nn.Parameter(torch.ones(5))))
-    first.forward = lambda x: x * (first.weight + second.weight)  # type: ignore[method-assign, operator]
-    with pytest.raises(
-        CoverageError, match="uses parameters of models attached to different engines: attach one model"
-    ):
-        first(torch.randn(4, 5))
-
-
-def test_a_deep_copy_can_be_attached() -> None:
-    model, _, engine = attached()
-    twin = copy.deepcopy(model)
-    other = gc.attach(twin, None, "all-layer", None)
-    other.backward(ENTRY.losses(twin, ENTRY.batch(4)))
-    assert all(p.grad is not None for p in twin.parameters())
-    assert all(p.grad is None for p in model.parameters())
-    other.detach()
-    assert [type(p) for p in twin.parameters()] == [nn.Parameter] * 5
-    engine.backward(ENTRY.losses(model, ENTRY.batch(4)))
 
 
 class SortedInside(nn.Module):
@@ -111,7 +63,7 @@ class LayerDrop(nn.Module):
 
 
 @pytest.mark.parametrize("source", ["random", "numpy"])
-def test_the_lesson_draws_no_random_number_of_others(source: str) -> None:
+def test_no_random_number_of_others_is_drawn(source: str) -> None:
     def losses(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         random.seed(1)
         np.random.seed(1)
@@ -136,7 +88,7 @@ class FailsFirst(nn.Module):
         return self.then(x).square().sum(1)
 
 
-def test_a_lesson_that_fails_leaves_nothing_to_the_next() -> None:
+def test_a_probe_that_fails_leaves_nothing_to_the_next() -> None:
     model, _, engine = attached(FailsFirst())
     x = torch.randn(4, 3)
     engine.backward(model(x))
