@@ -1,4 +1,4 @@
-"""Models that sort or pack their samples, that drop layers, or that fail on two samples: exact, whatever is tried out beforehand."""
+"""Models that sort or pack samples, drop layers, or fail on two samples: exact, whatever is tried out beforehand."""
 
 from __future__ import annotations
 

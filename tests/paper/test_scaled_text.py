@@ -9,17 +9,8 @@ import pytest
 import torch
 
 import groupclip as gc
-from groupclip.paper.scaled import (
-    ScaledCell,
-    e2e,
-    e2e_data,
-    e2e_pretraining,
-    text,
-    text_data,
-    text_made,
-    text_model,
-    vision,
-)
+from groupclip.paper.scaled import e2e, e2e_data, e2e_pretraining, text, text_data, text_made, text_model, vision
+from groupclip.paper.scaled.experiment import ScaledCell
 from groupclip.paper.source import MissingSource
 from groupclip.paper.trainer import train_cell
 
