@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING
 
+from groupclip.statement.facts import facts
 from groupclip.statement.terms import SCHEMA
-from groupclip.statement.words import facts, lead, paragraphs
+from groupclip.statement.words import lead, paragraphs
 
 if TYPE_CHECKING:
     from groupclip.statement.record import PrivacyRecord

@@ -9,7 +9,9 @@ from groupclip.noise.sources import KEY_GIVEN
 from groupclip.privacy import accounting
 from groupclip.privacy.figures import figure, reading
 from groupclip.privacy.thresholds import sensitivity
-from groupclip.statement.terms import MECHANISMS, SAMPLINGS, software
+from groupclip.statement.covered import covered, not_covered
+from groupclip.statement.facts import others
+from groupclip.statement.terms import SAMPLINGS
 
 if TYPE_CHECKING:
     from groupclip.statement.record import PrivacyRecord
@@ -43,8 +45,8 @@ def paragraphs(record: PrivacyRecord) -> list[tuple[str, str]]:
     ]
     if not record.obstacles:
         told.append(("How the figure was computed", _accounting(record)))
-        told.append(("What is covered", _covered(record)))
-    told.append(("What is not covered", _not_covered(record)))
+        told.append(("What is covered", covered(record)))
+    told.append(("What is not covered", not_covered(record)))
     return told
 
 
@@ -55,41 +57,6 @@ def lead(record: PrivacyRecord) -> str:
     if record.mechanism.unit == "user":
         return "The guarantee is about one user; a person who appears as several users is protected less."
     return "The guarantee is about one sample; a person with several samples in the data is protected less."
-
-
-def facts(record: PrivacyRecord) -> list[tuple[str, str]]:
-    """List the facts as (name, value), for a table."""
-    spent, mechanism = record.spent, record.mechanism
-    claimed = "none claimed: NOT PRIVATE" if spent is None else figure(spent.epsilon)
-    return [
-        ("unit of privacy", record.unit),
-        ("neighbouring data sets", mechanism.adjacency),
-        ("epsilon", claimed),
-        ("delta", f"{record.delta:g}"),
-        ("mechanism", MECHANISMS[mechanism.sampling]),
-        ("dataset size", f"{mechanism.dataset_size:,}"),
-        ("expected batch size", f"{mechanism.expected_batch_size:,}"),
-        ("sample rate q", f"{mechanism.sample_rate:.6g}"),
-        ("steps taken of planned", f"{record.steps:,} of {mechanism.steps:,}"),
-        ("noise multiplier", f"{mechanism.noise_multiplier:.6g}"),
-        ("clip function", record.clip),
-        ("groups", f"{len(record.thresholds)} ({record.partition_style})"),
-        (f"one {mechanism.unit} adds to the sum", f"at most {sensitivity(record.thresholds):.6g} (l2 norm)"),
-        ("the sum is divided by", f"the expected batch size, {mechanism.expected_batch_size:,}"),
-        ("losses assumed", f"each of one {mechanism.unit} alone"),
-        ("sampling assumed", SAMPLINGS[mechanism.sampling]),
-        ("sampling used", _whose(record)),
-        ("accountant", "none" if spent is None else f"{spent.accountant}, dp-accounting {accounting.version()}"),
-        ("released", record.released),
-        ("spent on these weights before", _before(record)),
-        ("tuning", "not accounted"),
-        ("noise", _noise(record)),
-        ("un-noised statistics looked at", ", ".join(record.unsafe_statistics) or "none"),
-        ("hardened against floating-point attacks", "no" if not record.rounding else "the noise is; the sum isn't"),
-        ("also released, noise multiplier", _others(record) or "nothing"),
-        ("software", ", ".join(f"{name} {version}" for name, version in software().items())),
-        ("plan (SHA-256)", mechanism.plan_hash),
-    ]
 
 
 def _result(record: PrivacyRecord) -> str:
@@ -196,7 +163,7 @@ def _method(record: PrivacyRecord) -> str:
         f"the noise of every group. The guarantee rests on losses of single {unit}s, which groupclip took as they were given: the "
         f"loss of one {unit} mustn't depend on another {unit} of its batch."
         + (
-            f" Every step also released the following, paid for in the same figure: {_others(record)}. These releases move the "
+            f" Every step also released the following, paid for in the same figure: {others(record)}. These releases move the "
             "thresholds, and the noise with them, after every step; the record has the last thresholds and noise."
             if record.other_releases
             else ""
@@ -293,66 +260,3 @@ def _command(record: PrivacyRecord) -> str:
         f"--noise-multiplier {plan.noise_multiplier!r} --delta {record.delta!r} --sampling {plan.sampling}{cap} "
         f"--adjacency {plan.adjacency} --unit {plan.unit}"
     )
-
-
-def _covered(record: PrivacyRecord) -> str:
-    return (
-        "The figure covers the final weights, the weights after every step, and every noisy gradient: all of them may be published "
-        "together. Anything computed from them alone is covered as well."
-        + (
-            " The figure covers what these steps did to the weights, and not what was spent on the weights before."
-            if record.earlier
-            else ""
-        )
-    )
-
-
-def _not_covered(record: PrivacyRecord) -> str:
-    told = [
-        "Tuning is not accounted: if settings were chosen by comparing several runs on these data, all of those runs "
-        "count, and the true epsilon is larger.",
-        "Other trainings on these data, of other models or of other parts of this model, spend epsilon too, and all of it adds up. "
-        "So do earlier trainings of these weights: groupclip doesn't know where the weights came from that this training began "
-        "with, such as those of a checkpoint.",
-        "Figures that were measured on the training data, such as loss or accuracy, are not covered.",
-        (
-            "The noise is exact, on a grid. The sum under the noise was formed in floating point, whose rounding isn't covered."
-            if record.rounding
-            else "The noise is added in floating-point arithmetic that isn't hardened against attacks on its rounding."
-        ),
-        "The time that steps take isn't hidden.",
-    ]
-    if record.unsafe_statistics:
-        told.insert(
-            0,
-            "UN-NOISED STATISTICS WERE LOOKED AT during training: "
-            + ", ".join(record.unsafe_statistics)
-            + ". These statistics can reveal single samples. They aren't covered and must not be published. Decisions that were "
-            "made because of them aren't covered either.",
-        )
-    return " ".join(told)
-
-
-def _before(record: PrivacyRecord) -> str:
-    epsilons = [(training.steps, training.epsilon(record.delta)) for training in record.earlier]
-    told = [f"{n:,} steps, epsilon {'not claimed' if e is None else figure(e)}" for n, e in epsilons]
-    return "; ".join(told) or "nothing that is known to this process"
-
-
-def _noise(record: PrivacyRecord) -> str:
-    if not record.secure_noise:
-        return "INSECURE: reproducible from a seed"
-    if record.foreign_noise == KEY_GIVEN:
-        return "secure if the given key is"
-    return f"added by {record.foreign_noise}, which isn't part of groupclip; vouched for" if record.foreign_noise else "secure"
-
-
-def _whose(record: PrivacyRecord) -> str:
-    own, foreign = (record.steps_by_sampler[sampler] for sampler in ("groupclip", "user"))
-    whose = "the user's own" + (", vouched for," if record.sampling_vouched_by_user else "")
-    parts = [f"groupclip's in {own:,} steps"] * bool(own) + [f"{whose} in {foreign:,} steps"] * bool(foreign)
-    return ", ".join(parts) or "no step yet"
-
-
-def _others(record: PrivacyRecord) -> str:
-    return ", ".join(f"{name} (noise multiplier {z:.6g})" for name, z in record.other_releases.items())

@@ -1,0 +1,75 @@
+"""The facts of a run as names and values, for a table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from groupclip.noise.sources import KEY_GIVEN
+from groupclip.privacy import accounting
+from groupclip.privacy.figures import figure
+from groupclip.privacy.thresholds import sensitivity
+from groupclip.statement.terms import MECHANISMS, SAMPLINGS, software
+
+if TYPE_CHECKING:
+    from groupclip.statement.record import PrivacyRecord
+
+
+def facts(record: PrivacyRecord) -> list[tuple[str, str]]:
+    """List the facts as (name, value), for a table."""
+    spent, mechanism = record.spent, record.mechanism
+    claimed = "none claimed: NOT PRIVATE" if spent is None else figure(spent.epsilon)
+    return [
+        ("unit of privacy", record.unit),
+        ("neighbouring data sets", mechanism.adjacency),
+        ("epsilon", claimed),
+        ("delta", f"{record.delta:g}"),
+        ("mechanism", MECHANISMS[mechanism.sampling]),
+        ("dataset size", f"{mechanism.dataset_size:,}"),
+        ("expected batch size", f"{mechanism.expected_batch_size:,}"),
+        ("sample rate q", f"{mechanism.sample_rate:.6g}"),
+        ("steps taken of planned", f"{record.steps:,} of {mechanism.steps:,}"),
+        ("noise multiplier", f"{mechanism.noise_multiplier:.6g}"),
+        ("clip function", record.clip),
+        ("groups", f"{len(record.thresholds)} ({record.partition_style})"),
+        (f"one {mechanism.unit} adds to the sum", f"at most {sensitivity(record.thresholds):.6g} (l2 norm)"),
+        ("the sum is divided by", f"the expected batch size, {mechanism.expected_batch_size:,}"),
+        ("losses assumed", f"each of one {mechanism.unit} alone"),
+        ("sampling assumed", SAMPLINGS[mechanism.sampling]),
+        ("sampling used", _whose(record)),
+        ("accountant", "none" if spent is None else f"{spent.accountant}, dp-accounting {accounting.version()}"),
+        ("released", record.released),
+        ("spent on these weights before", _before(record)),
+        ("tuning", "not accounted"),
+        ("noise", _noise(record)),
+        ("un-noised statistics looked at", ", ".join(record.unsafe_statistics) or "none"),
+        ("hardened against floating-point attacks", "no" if not record.rounding else "the noise is; the sum isn't"),
+        ("also released, noise multiplier", others(record) or "nothing"),
+        ("software", ", ".join(f"{name} {version}" for name, version in software().items())),
+        ("plan (SHA-256)", mechanism.plan_hash),
+    ]
+
+
+def _before(record: PrivacyRecord) -> str:
+    epsilons = [(training.steps, training.epsilon(record.delta)) for training in record.earlier]
+    told = [f"{n:,} steps, epsilon {'not claimed' if e is None else figure(e)}" for n, e in epsilons]
+    return "; ".join(told) or "nothing that is known to this process"
+
+
+def _noise(record: PrivacyRecord) -> str:
+    if not record.secure_noise:
+        return "INSECURE: reproducible from a seed"
+    if record.foreign_noise == KEY_GIVEN:
+        return "secure if the given key is"
+    return f"added by {record.foreign_noise}, which isn't part of groupclip; vouched for" if record.foreign_noise else "secure"
+
+
+def _whose(record: PrivacyRecord) -> str:
+    own, foreign = (record.steps_by_sampler[sampler] for sampler in ("groupclip", "user"))
+    whose = "the user's own" + (", vouched for," if record.sampling_vouched_by_user else "")
+    parts = [f"groupclip's in {own:,} steps"] * bool(own) + [f"{whose} in {foreign:,} steps"] * bool(foreign)
+    return ", ".join(parts) or "no step yet"
+
+
+def others(record: PrivacyRecord) -> str:
+    """List what every step released beside the gradients, with its noise."""
+    return ", ".join(f"{name} (noise multiplier {z:.6g})" for name, z in record.other_releases.items())
