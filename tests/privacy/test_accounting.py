@@ -107,7 +107,7 @@ def test_the_allowance_is_enough_on_a_given_grid(steps, grid):
     step, exact = poisson(1.0, math.sqrt(steps)), dp_accounting.get_epsilon_gaussian(1.0, 1e-11)
     assert exact <= accounting._pld_epsilon(step, steps, 1e-11, grid) <= 1.02 * exact
     # and by far, whichever way it goes here
-    rounded = accounting._composed(step, steps, grid).get_delta_for_epsilon(exact) - 1e-11
+    rounded = accounting._compose(step, steps, grid).get_delta_for_epsilon(exact) - 1e-11
     assert 0 < abs(rounded) < accounting._FFT_ROUNDING * steps / 4
 
 
@@ -115,7 +115,7 @@ def test_the_allowance_is_needed():
     """The twin: plainly read, some of these figures are below the truth on every processor."""
     exact = dp_accounting.get_epsilon_gaussian(1.0, 1e-11)
     plain = [
-        accounting._composed(poisson(1.0, math.sqrt(steps)), steps, grid).get_epsilon_for_delta(1e-11)
+        accounting._compose(poisson(1.0, math.sqrt(steps)), steps, grid).get_epsilon_for_delta(1e-11)
         for steps, grid in ROUNDED
     ]
     assert min(plain) < exact * (1 - 1e-6)

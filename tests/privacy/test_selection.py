@@ -9,7 +9,7 @@ from dp_accounting import rdp
 
 from groupclip.privacy import selection as search
 from groupclip.privacy.mechanism import Mechanism
-from groupclip.privacy.selection import _inverted, _part, calibrate_search, draw_runs, search_cost
+from groupclip.privacy.selection import _invert, _part, calibrate_search, draw_runs, search_cost
 from work import lines_run
 
 PLAN = Mechanism(dataset_size=50_000, expected_batch_size=500, steps=1_000, noise_multiplier=1.0)
@@ -78,7 +78,7 @@ def test_what_can_not_be_computed_is_refused():
 def test_the_number_of_runs_has_the_law(shape, mean):
     """By inversion on an even grid of uniforms: the mean, and for the geometric law every probability."""
     uniforms = (np.arange(40_000) + 0.5) / 40_000
-    runs = np.array([_inverted(uniform, mean, shape) for uniform in uniforms.tolist()])
+    runs = np.array([_invert(uniform, mean, shape) for uniform in uniforms.tolist()])
     assert runs.mean() == pytest.approx(mean, rel=0.005)
     assert runs.min() == (0 if shape == math.inf else 1)
     if shape == 1.0 and mean > 1:
@@ -113,8 +113,8 @@ def test_the_most_runs_are_drawn_in_time():
 
 def test_twin_a_walk_that_does_not_end_is_stopped():
     """Past the last mass that a double can hold, nothing is left of the uniform's rest either."""
-    with pytest.raises(AssertionError, match=r"more than 10,000 lines of groupclip\.search"), lines_run(search, 10_000):
-        search._walked(math.inf, 0, 1.0, math.inf, 0.5, 1.0)
+    with pytest.raises(AssertionError, match=r"more than 10,000 lines of groupclip\.privacy\.selection"), lines_run(search, 10_000):
+        search._walk(math.inf, 0, 1.0, math.inf, 0.5, 1.0)
 
 
 def test_a_split_number_is_that_of_one_inversion():
@@ -122,7 +122,7 @@ def test_a_split_number_is_that_of_one_inversion():
     uniforms = ((np.arange(300) + 0.5) / 300).tolist()
     for mean, shape in ((6.0, math.inf), (6.0, 50.0)):
         half = np.bincount([_part(u, mean, shape, 2) for u in uniforms], minlength=60) / 300
-        whole = np.bincount([_inverted(u, mean, shape) for u in uniforms], minlength=60) / 300
+        whole = np.bincount([_invert(u, mean, shape) for u in uniforms], minlength=60) / 300
         assert np.abs(np.convolve(half, half)[:60] - whole).max() < 0.01
 
 
@@ -130,7 +130,7 @@ def test_a_large_shape_is_nearly_poisson():
     """1 - gamma is tiny there and mustn't be lost to rounding."""
     uniforms = ((np.arange(20_000) + 0.5) / 20_000).tolist()
     for shape in (1e9, 1e15, 1e200):
-        runs = np.array([_inverted(u, 2.0, shape) for u in uniforms])
+        runs = np.array([_invert(u, 2.0, shape) for u in uniforms])
         # Poisson without 0, of mean 2: rate / (1 - exp(-rate)) = 2
         assert runs.mean() == pytest.approx(2.0, rel=0.001) and (runs == 1).mean() == pytest.approx(0.4064, abs=3e-4)
 

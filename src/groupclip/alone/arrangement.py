@@ -34,7 +34,7 @@ class Arrangement:
         def where(leaves: list[Rows | None]) -> list[int]:
             key = tuple(None if x is None else tuple(min(n, 2) for n in x.shape) for x in leaves)
             if key not in self._known:
-                self._known[key] = self._tried(inputs, leaves)
+                self._known[key] = self._try_out(inputs, leaves)
             return self._known[key]
 
         return where
@@ -43,7 +43,7 @@ class Arrangement:
         """Take over what was found out of a like model."""
         self._known = other._known
 
-    def _tried(self, inputs: Inputs, leaves: list[Rows | None]) -> list[int]:
+    def _try_out(self, inputs: Inputs, leaves: list[Rows | None]) -> list[int]:
         two = (0, 1) if inputs.batch > 1 else (0, 0)
         try:
             found: list[Tensor] = list(tensors_in(self._probe(*inputs.rows(two))))

@@ -115,29 +115,29 @@ class Roles:
 
 def _is_whole(inputs: Inputs, few: Sequence[int], probe: Probe) -> bool:
     """Return whether the outputs for a few samples are their rows of the outputs for all; what isn't cut stays as it is."""
-    whole, _ = _tried(probe, inputs.args, inputs.kwargs)
-    found, _ = _tried(probe, *inputs.rows(few))
+    whole, _ = _try_out(probe, inputs.args, inputs.kwargs)
+    found, _ = _try_out(probe, *inputs.rows(few))
     return whole is not None and found is not None and _agree(whole, found, few, inputs.batch)
 
 
 def _is_constant(inputs: Inputs, tensor: Tensor, probe: Probe) -> bool:
     """Return whether the model takes all rows of ``tensor`` for every sample: told by running it on a few samples."""
     few = (0, 1, 0) if inputs.batch == 2 else (0, 1)
-    beside, error = _tried(probe, *inputs.rows(few, whole=id(tensor)))
+    beside, error = _try_out(probe, *inputs.rows(few, whole=id(tensor)))
     if beside is None:
         return False
-    cut, cut_error = _tried(probe, *inputs.rows(few))
+    cut, cut_error = _try_out(probe, *inputs.rows(few))
     if cut is None:
         # Neither runs: what is wrong shows in the pass itself.
         return error is None and cut_error is not None
-    whole, _ = _tried(probe, inputs.args, inputs.kwargs)
+    whole, _ = _try_out(probe, inputs.args, inputs.kwargs)
     if whole is None:
         return False
     # Where both agree the values don't depend on it; a sample that sees its own row only is in no danger.
     return [_agree(whole, found, few, inputs.batch) for found in (cut, beside)] == [False, True]
 
 
-def _tried(probe: Probe, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Tensor] | None, Exception | None]:
+def _try_out(probe: Probe, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Tensor] | None, Exception | None]:
     try:
         return [t for t in tensors_in(probe(args, kwargs)) if t.is_floating_point()], None
     except Exception as error:

@@ -50,9 +50,9 @@ class Sequences:
                 # Beside the first entry comes a sample that has another.
                 if whole is None or not whole((other, 0, other) if batch == 2 else (other, 0)):
                     raise UnsupportedOperation(
-                        f"the input {_said(place)} is a {type(value).__name__} as long as the batch ({batch}), and only tensors "
-                        "are cut by sample: each sample would see the entries of all. Pass it as a tensor whose dimension 0 is the "
-                        "sample (text as numbers); if it isn't of the samples, let the model or a function close over it"
+                        f"the input {_describe(place)} is a {type(value).__name__} as long as the batch ({batch}), and only "
+                        "tensors are cut by sample: each sample would see the entries of all. Pass it as a tensor whose dimension "
+                        "0 is the sample (text as numbers); if it isn't of the samples, let the model or a function close over it"
                     )
                 self._constant.add(place)
 
@@ -86,6 +86,6 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, complex, str, bytes, np.generic, np.ndarray))
 
 
-def _said(place: Place) -> str:
+def _describe(place: Place) -> str:
     first, *rest = place
     return f"{first!r}" + "".join(f"[{key!r}]" for key in rest)

@@ -91,7 +91,7 @@ def step(asked: Chosen, plan: Mechanism, trials: int | None, confidence: float, 
     taken = usual_trials(one, confidence) if trials is None else trials
     with Counting(console, "step audit: one step on each of two made-up batches", taken, "trials") as progress:
         return audit(
-            _shaken(asked.model), cross_entropy, _made_up(asked.task), asked.groups, one, trials=taken,
+            _shake(asked.model), cross_entropy, _make_up(asked.task), asked.groups, one, trials=taken,
             thresholds=asked.config.thresholds, progress=progress, **_common(asked, confidence),
         )  # fmt: skip
 
@@ -144,7 +144,7 @@ def _common(asked: Chosen, confidence: float) -> dict[str, Any]:
     }
 
 
-def _shaken(network: Any) -> Any:
+def _shake(network: Any) -> Any:
     """Copy a model with a little noise on its weights: a head that begins at zero would leave the groups below without gradient."""
     shaken, generator = copy.deepcopy(network), torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -153,7 +153,7 @@ def _shaken(network: Any) -> Any:
     return shaken
 
 
-def _made_up(task: Any, samples: int = 3) -> tuple[Any, Any]:
+def _make_up(task: Any, samples: int = 3) -> tuple[Any, Any]:
     """Return random inputs of the task's shape, and random labels."""
     shape = (samples, *task.input_shape)
     generator = torch.Generator().manual_seed(0)

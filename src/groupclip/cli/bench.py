@@ -54,7 +54,7 @@ def bench(
         from ..run.environment import environment
 
         where = device_named(device)
-        model, batch = _made(workload, samples, image_size, tokens, where)
+        model, batch = _make(workload, samples, image_size, tokens, where)
         rows = timed(model, batch, split(styles), rounds=rounds)
         setting = environment(torch.device(where))
     if as_json:
@@ -77,7 +77,7 @@ def bench(
         )
 
 
-def _made(workload: str, samples: int, image_size: int | None, tokens: int | None, device: str) -> tuple[Any, Any]:
+def _make(workload: str, samples: int, image_size: int | None, tokens: int | None, device: str) -> tuple[Any, Any]:
     """Return model and batch, (inputs, labels), with random weights."""
     import torch
 

@@ -60,11 +60,11 @@ def noise_by_group(given: dict[str, Any], sigma: float) -> dict[str, Any]:
     sizes = [1.0] * len(bounds) if asked["sizes"] is None else parse_numbers("--sizes", asked["sizes"])
     if len(sizes) != len(bounds) or any(size != int(size) or size < 1 for size in sizes):
         raise ValueError(f"--sizes needs {len(bounds)} whole numbers, as many as thresholds")
-    share, start = asked["adaptive_share"], dict(_named(bounds))
+    share, start = asked["adaptive_share"], dict(_name(bounds))
     amounts = GroupNoise(
         start if share is None else Adaptive(start=start, share=share),
         asked["allocation"] or "equal",
-        {name: int(size) for name, size in _named(sizes)},
+        {name: int(size) for name, size in _name(sizes)},
         sigma,
         HardenedNoise() if asked["hardened"] else SecureNoise(),
     )
@@ -79,7 +79,7 @@ def multiplier_of(noise_stds: str, thresholds: str | None) -> float:
     stds, bounds = parse_numbers("--noise-stds", noise_stds), parse_numbers("--thresholds", thresholds)
     if len(stds) != len(bounds) or min(bounds) <= 0 or min(stds) < 0:
         raise ValueError(f"--noise-stds needs {len(bounds)} numbers >= 0 for as many thresholds > 0")
-    return noise_multiplier_of(dict(_named(stds)), dict(_named(bounds)))
+    return noise_multiplier_of(dict(_name(stds)), dict(_name(bounds)))
 
 
 def text(found: Mapping[str, Any]) -> str:
@@ -91,5 +91,5 @@ def text(found: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _named(values: list[float]) -> list[tuple[str, float]]:
+def _name(values: list[float]) -> list[tuple[str, float]]:
     return [(f"group {number}", value) for number, value in enumerate(values, 1)]

@@ -140,11 +140,11 @@ class Entrance:
         self.before = model.__dict__.get("_compiled_call_impl")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        forward, module = self._forward(), self._called()
+        forward, module = self._forward(), self._find_module()
         inner = self.before if self.before is not None else module._call_impl
         return inner(*args, **kwargs) if forward is None else forward.call(module, inner, args, kwargs)
 
-    def _called(self) -> nn.Module:
+    def _find_module(self) -> nn.Module:
         """Return the module whose call this is: replicas and shallow copies carry all that the model does, this too."""
         frame = None if torch.compiler.is_compiling() else sys._getframe(2)  # compilers know of no frames
         while frame is not None:

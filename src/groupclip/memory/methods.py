@@ -69,7 +69,7 @@ def fastest(layers: Sequence[LayerCost], starts: Sequence[int], bound: float) ->
     ends = [*(s - 1 for s in starts[1:]), len(layers) - 1]
     for start, end in zip(starts, ends, strict=True):
         above = sum(layer.gradient for layer in layers[:start])
-        grown = _grown(layers[: end + 1], start, bound - above, True, to_come)
+        grown = _grow(layers[: end + 1], start, bound - above, True, to_come)
         labels = next((found for last, found in grown if last == end), None)
         if labels is None:
             raise ValueError(f"the group of layers {start} to {end} needs more than {bound} bytes")
@@ -84,7 +84,7 @@ def _intervals(layers: Sequence[LayerCost], bound: float) -> Intervals:
     by_time = math.isfinite(bound)
     above, to_come = 0, _to_come(layers)
     for start in range(n):
-        for end, labels in _grown(layers, start, bound - above, by_time, to_come):
+        for end, labels in _grow(layers, start, bound - above, by_time, to_come):
             found = min(labels, key=lambda item: item[0].seconds if by_time else item[1])
             cost[start, end] = found[0].seconds if by_time else above + found[1]
             best[start, end] = found[0]
@@ -92,7 +92,7 @@ def _intervals(layers: Sequence[LayerCost], bound: float) -> Intervals:
     return Intervals(cost, best)
 
 
-def _grown(
+def _grow(
     layers: Sequence[LayerCost], start: int, bound: float, by_time: bool, to_come: Sequence[frozenset[int]]
 ) -> Iterator[tuple[int, list[tuple[_Label, int]]]]:
     """Yield for each end the labels of the group ``start..end`` within the bound, with their peak if the group ends there."""

@@ -147,7 +147,7 @@ class Planner:
         quick = least_seconds(self.layers, bound)
         starts = least_sum(quick.cost, len(starts))
         assert starts is not None
-        return self._plan(starts, _joined(quick, starts, len(self.layers)), f"planned:{memory}B", memory)
+        return self._plan(starts, _join(quick, starts, len(self.layers)), f"planned:{memory}B", memory)
 
     @property
     def _batch_bytes(self) -> int:
@@ -210,7 +210,7 @@ class Planner:
         return {name: p.numel() for name, p in self.sketched.model.named_parameters()}
 
 
-def _joined(table: Intervals, starts: Starts, n: int) -> tuple[int, ...]:
+def _join(table: Intervals, starts: Starts, n: int) -> tuple[int, ...]:
     ends = [*(s - 1 for s in starts[1:]), n - 1]
     return tuple(choice for s, e in zip(starts, ends, strict=True) for choice in table.choices(s, e))
 

@@ -56,7 +56,7 @@ class _Answers(TorchDispatchMode):
             return func(*args, **(kwargs if asked is None else {**kwargs, "device": CPU}))
         given = args, kwargs
         self._integers.spoil(func, args, kwargs)
-        args, kwargs = self._blanked(args), self._blanked(kwargs)
+        args, kwargs = self._blank(args), self._blank(kwargs)
         place = READ.get(func.overloadpacket)
         if place is not None:
             if not self._integers.known(given[0][place]):
@@ -80,23 +80,23 @@ class _Answers(TorchDispatchMode):
             weakref.finalize(found.untyped_storage(), self._untrue.discard, found.untyped_storage()._cdata)
             return found
         if func.overloadpacket in FACTORIES:
-            blank_one = self._blanked(func(*args, **kwargs))
+            blank_one = self._blank(func(*args, **kwargs))
             made = self._integers.made(func, given[0], {**kwargs, "device": asked}, blank_one)
             return blank_one if made is None else made
         key = _key(func, args, kwargs)
         if key is None:
-            return self._blanked(func(*args, **kwargs))
+            return self._blank(func(*args, **kwargs))
         if key not in self._outputs:
-            out = self._blanked(func(*args, **kwargs))
+            out = self._blank(func(*args, **kwargs))
             operands = {t.untyped_storage()._cdata for t in tensors_in((args, kwargs))}
             if any(t.untyped_storage()._cdata in operands for t in tensors_in(out)):
                 _ALIASING[func] = True  # its schema doesn't say so: _unsafe_view
                 return out
             self._outputs[key] = replaced(out, _recipe)
             return out
-        return _made(self._outputs[key])
+        return _make(self._outputs[key])
 
-    def _blanked(self, value: Any) -> Any:
+    def _blank(self, value: Any) -> Any:
         if all(t.is_meta or _is_number(t) for t in tensors_in(value)):
             return value
         return replaced(value, lambda v: self._blank_of(v) if isinstance(v, Tensor) else v)
@@ -159,10 +159,10 @@ def _recipe(value: Any) -> Any:
     return _Recipe((value.shape, value.stride(), value.dtype)) if isinstance(value, Tensor) else value
 
 
-def _made(value: Any) -> Any:
+def _make(value: Any) -> Any:
     if isinstance(value, _Recipe):
         return torch.empty_strided(value[0], value[1], dtype=value[2], device=META)
-    return type(value)(_made(v) for v in value) if isinstance(value, (tuple, list)) else value
+    return type(value)(_make(v) for v in value) if isinstance(value, (tuple, list)) else value
 
 
 #: What autocast runs in the lower precision, on the CPU and on CUDA alike.
@@ -214,7 +214,7 @@ class _Pretence(TorchFunctionMode):
                 return dispatch(func, args, kwargs)
         if func in _LOWERED and torch.is_autocast_enabled(self._device.type):
             lower = torch.get_autocast_dtype(self._device.type)
-            args, kwargs = replaced((args, dict(kwargs)), lambda v: _lowered(v, lower))
+            args, kwargs = replaced((args, dict(kwargs)), lambda v: _lower(v, lower))
         if func is F.scaled_dot_product_attention:
             return self._attention(*args, **kwargs)
         return func(*args, **kwargs)
@@ -274,7 +274,7 @@ def _stay(args: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(a for i, a in enumerate(args) if i == 0 or not isinstance(a, (torch.device, str, int, type(None))))
 
 
-def _lowered(value: Any, dtype: torch.dtype) -> Any:
+def _lower(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64:
         return value.to(dtype)
     return value

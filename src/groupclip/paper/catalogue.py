@@ -115,7 +115,7 @@ def _rows(name: str, table: Mapping[str, Any], given: Mapping[str, Any]) -> Iter
     """Yield one row, or one for each pair of a list of models and a list of styles."""
     settings = printed_settings()
     columns = tuple(_columns(given.get("columns", table.get("columns"))))
-    for model, clipping in itertools.product(_listed(given["model"]), _listed(given["clipping"])):
+    for model, clipping in itertools.product(_list(given["model"]), _list(given["clipping"])):
         wide = [settings.width(c.data) + bool(table.get("memory")) for c in columns]
         numbers = given.get("numbers", [None] * len(columns))
         if len(numbers) != len(columns):
@@ -144,5 +144,5 @@ def _scores(entry: Any, width: int) -> tuple[float | None, ...]:
     return scores
 
 
-def _listed(value: Any) -> list[Any]:
+def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]

@@ -124,7 +124,7 @@ def vision_transformer(name: str, source: Source, *, classes: int, image_size: i
         )
     shape = ViTShape(dim=TINY_WIDTH, depth=facts.blocks, heads=TINY_HEADS) if tiny else VIT_SHAPES[name]
     file = None if isinstance(source, StandIn) else _weights_file(name, facts, source)
-    with _seeded(source):
+    with _seed(source):
         model = VisionTransformer(
             shape, channels=3, image_size=(image_size, image_size), num_classes=classes, patch_size=PATCH
         )
@@ -193,7 +193,7 @@ def roberta(name: str, source: Source, *, classes: int, length: int) -> Language
             intermediate_size=2 * TINY_WIDTH, max_position_embeddings=length + 2, type_vocab_size=1, layer_norm_eps=1e-5,
             pad_token_id=tokenizer.pad_token_id, bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, **labels,
         )  # fmt: skip
-        with _seeded(source):
+        with _seed(source):
             return LanguageModel(kind(config), tokenizer)
     found = _from_pretrained(name, facts, source, kind, labels)
     _check_length(length, found.model.config.max_position_embeddings - 2, facts)  # RoBERTa counts from 2
@@ -210,7 +210,7 @@ def gpt2(name: str, source: Source, *, length: int, new_tokens: int) -> Language
             vocab_size=len(tokenizer), n_embd=TINY_WIDTH, n_layer=facts.blocks, n_head=TINY_HEADS,
             n_positions=length + new_tokens, bos_token_id=end, eos_token_id=end,
         )  # fmt: skip
-        with _seeded(source):
+        with _seed(source):
             found = LanguageModel(library.GPT2LMHeadModel(config), tokenizer)
     else:
         found = _from_pretrained(name, facts, source, library.GPT2LMHeadModel, {})
@@ -270,7 +270,7 @@ def _how(name: str, facts: ModelFacts) -> str:
 
 
 @contextmanager
-def _seeded(source: Source) -> Iterator[None]:
+def _seed(source: Source) -> Iterator[None]:
     """Stand-ins have their own seed; real weights leave the new head to torch's global generator, which the caller seeds."""
     if not isinstance(source, StandIn):
         yield

@@ -96,6 +96,6 @@ class TrainSettings:
 
 
 @functools.cache
-def _calibrated(plan: Mechanism, epsilon: float, delta: float) -> Mechanism:
+def _calibrate(plan: Mechanism, epsilon: float, delta: float) -> Mechanism:
     """Calibrate once for all cells with one plan: calibration takes as long as the training of a tiny cell."""
     return plan.calibrate(epsilon=epsilon, delta=delta)

@@ -20,11 +20,11 @@ def made_tokenizer(family: str) -> Any:
         "gpt2": {"eos_token": "<|endoftext|>", "bos_token": "<|endoftext|>"},
     }[family]  # fmt: skip
     order = tuple(dict.fromkeys(special.values()))
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=_trained(order, family == "roberta"), **special)
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=_train(order, family == "roberta"), **special)
 
 
 @functools.lru_cache(maxsize=2)
-def _trained(special: tuple[str, ...], framed: bool) -> Any:
+def _train(special: tuple[str, ...], framed: bool) -> Any:
     library = needed("tokenizers", "a text model")
     tokenizer = library.Tokenizer(library.models.BPE())
     tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)

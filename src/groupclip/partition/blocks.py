@@ -57,7 +57,7 @@ def _sequences(module: nn.Module, prefix: str) -> Iterator[list[tuple[str, nn.Mo
         path = f"{prefix}{name}"
         deeper = [] if name in repeated and not _is_container(child) else list(_sequences(child, f"{path}."))
         if name in repeated and not deeper:
-            run.append(_unwrapped(child, path))
+            run.append(_unwrap(child, path))
         if deeper and run:  # keep registration order: what lies deeper comes after the run so far
             yield run
             run = []
@@ -88,11 +88,11 @@ def _repeated_children(module: nn.Module) -> set[str]:
     return {name for family in repeated for name in family}
 
 
-def _unwrapped(module: nn.Module, path: str) -> tuple[str, nn.Module]:
+def _unwrap(module: nn.Module, path: str) -> tuple[str, nn.Module]:
     """Return the block itself where a bare container holds just one: a stage of depth 1 among deeper ones."""
     inner = [(name, child) for name, child in module.named_children() if _numbers(child)]
     if _is_container(module) and len(inner) == 1 and _is_block(inner[0][1]):
-        return _unwrapped(inner[0][1], f"{path}.{inner[0][0]}")
+        return _unwrap(inner[0][1], f"{path}.{inner[0][0]}")
     return path, module
 
 

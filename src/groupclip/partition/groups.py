@@ -128,7 +128,7 @@ class Partition:
         threshold = f"{1 / math.sqrt(len(self)):.4g}"
         rows = [("group", "parameters", "coordinates", "threshold")]
         rows += [
-            (group, _abridged(members), f"{numbers:,}", threshold)
+            (group, _abridge(members), f"{numbers:,}", threshold)
             for (group, members), numbers in zip(self.groups, self.numbers, strict=True)
         ]
         rows.append(("total", str(len(self._group_of)), f"{sum(self.numbers):,}", ""))
@@ -190,7 +190,7 @@ def _are_strings(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
-def _abridged(names: tuple[str, ...]) -> str:
+def _abridge(names: tuple[str, ...]) -> str:
     shown = ", ".join(names[:2])
     return f"{len(names)}: {shown}{', ...' if len(names) > 2 else ''}"
 

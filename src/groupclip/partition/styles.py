@@ -219,10 +219,10 @@ def mapped(model: nn.Module, trainable: Parameters, mapping: Mapping[str, str]) 
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ValueError(f"mapping key {key!r} matches {why}: take it out or correct it{hint}")
-    return {name: _mapped_group(name, names_of[id(p)], mapping) for name, p in trainable.items()}
+    return {name: _group_by_mapping(name, names_of[id(p)], mapping) for name, p in trainable.items()}
 
 
-def _mapped_group(name: str, aliases: list[str], mapping: Mapping[str, str]) -> str:
+def _group_by_mapping(name: str, aliases: list[str], mapping: Mapping[str, str]) -> str:
     keys = [key for key in mapping if key in aliases] or [
         key for key in mapping if any(_matches(key, alias) for alias in aliases)
     ]

@@ -93,24 +93,24 @@ def delta_bounds(step: Step, steps: int, epsilon: float, plan: int) -> Bounds:
     from dp_accounting.rdp import rdp_privacy_accountant as rdp
 
     renyi = None
-    if "RDP" in step.who and (curve := _composed_rdp(step, steps)):
+    if "RDP" in step.who and (curve := _compose_rdp(step, steps)):
         orders, divergences = zip(*curve, strict=True)
         renyi = float(rdp.compute_delta(orders, divergences, epsilon)[0])
     grid, note = _grid(step, plan, max(1e-5, 10 * _FFT_ROUNDING * plan))
     pld = None
     if grid is not None:
-        value = _settled_delta(step, steps, epsilon, grid, finest=_width(step, plan) / _MOST_BINS)
+        value = _settle_delta(step, steps, epsilon, grid, finest=_width(step, plan) / _MOST_BINS)
         pld = max(value, 0.0) + _FFT_ROUNDING * steps if math.isfinite(value) else None
     exact = _exact(step, steps, epsilon=epsilon) if "exact" in step.who else None
     return Bounds(rdp=renyi, pld=pld, exact=exact, note=note)
 
 
-def _settled_delta(step: Step, steps: int, epsilon: float, grid: float, finest: float) -> float:
+def _settle_delta(step: Step, steps: int, epsilon: float, grid: float, finest: float) -> float:
     """Compute delta on ``grid``, halved until delta settles: a grid that serves an epsilon of zero says little of delta."""
-    value = float(_composed(step, steps, grid).get_delta_for_epsilon(epsilon))
+    value = float(_compose(step, steps, grid).get_delta_for_epsilon(epsilon))
     while grid / 2 >= finest:
         grid, before = grid / 2, value
-        value = float(_composed(step, steps, grid).get_delta_for_epsilon(epsilon))
+        value = float(_compose(step, steps, grid).get_delta_for_epsilon(epsilon))
         if not abs(before - value) > _SETTLED * value:
             break
     return value
@@ -138,7 +138,7 @@ def search_epsilon(step: Step, steps: int, delta: float, mean: float, shape: flo
     """
     from dp_accounting.rdp import rdp_privacy_accountant as rdp
 
-    curve = _composed_rdp(step, steps)
+    curve = _compose_rdp(step, steps)
     if not curve:
         return None
     orders, divergences = zip(*curve, strict=True)
@@ -168,7 +168,7 @@ def _exact(step: Step, steps: int, *, epsilon: float = 0.0, delta: float | None 
 def _rdp_epsilon(step: Step, steps: int, delta: float, at: tuple[float, ...] | None = None) -> float | None:
     from dp_accounting.rdp import rdp_privacy_accountant as rdp
 
-    curve = _composed_rdp(step, steps, at)
+    curve = _compose_rdp(step, steps, at)
     if not curve:
         return None
     orders, divergences = zip(*curve, strict=True)
@@ -176,7 +176,7 @@ def _rdp_epsilon(step: Step, steps: int, delta: float, at: tuple[float, ...] | N
     return epsilon if math.isfinite(epsilon) else None
 
 
-def _composed_rdp(step: Step, steps: int, at: tuple[float, ...] | None = None) -> list[tuple[float, float]]:
+def _compose_rdp(step: Step, steps: int, at: tuple[float, ...] | None = None) -> list[tuple[float, float]]:
     """Return (order, divergence after ``steps`` steps), at orders where it is finite."""
     return [(order, steps * rate) for order, rate in _rdp_curve(step, at) if rate < math.inf]
 
@@ -210,12 +210,12 @@ def _pld_epsilon(step: Step, steps: int, delta: float, grid: float) -> float | N
     import numpy as np  # here: it takes a while, and help needs none of it
 
     with np.errstate(over="ignore"):  # an infinite quotient is an infinite epsilon, and RDP's is taken
-        epsilon = float(_composed(step, steps, grid).get_epsilon_for_delta(delta - rounding))
+        epsilon = float(_compose(step, steps, grid).get_epsilon_for_delta(delta - rounding))
     return epsilon if math.isfinite(epsilon) and epsilon >= 0 else None
 
 
 @lru_cache(maxsize=2)  # as _one_step
-def _composed(step: Step, steps: int, grid: float):
+def _compose(step: Step, steps: int, grid: float):
     """Return the distribution of ``steps`` steps, or of up to 0.01 % more: blocks have equal length."""
     one_step = _one_step(step, grid)
     blocks = -(-steps // _BLOCK)
@@ -278,11 +278,11 @@ def _grid(step: Step, steps: int, delta: float) -> tuple[float | None, str]:
 
 def _width(step: Step, steps: int, orders: tuple[float, ...] | None = None) -> float:
     """Estimate the width of the composed distribution in privacy loss; inf if RDP can't tell."""
-    tail = _guessed_tail(step, steps, orders)
+    tail = _guess_tail(step, steps, orders)
     return math.inf if tail is None else width(step, tail, _TAIL)
 
 
-def _guessed_tail(step: Step, steps: int, orders: tuple[float, ...] | None = None) -> float | None:
+def _guess_tail(step: Step, steps: int, orders: tuple[float, ...] | None = None) -> float | None:
     """Estimate how large the privacy loss gets, by RDP of the neighbours that are added or removed."""
     poisson = Step(sampling="poisson", adjacency="add-or-remove-one", rate=step.rate, sigma=step.sigma)
     tail = _rdp_epsilon(poisson, steps, _TAIL, orders)

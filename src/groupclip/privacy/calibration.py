@@ -38,11 +38,11 @@ def near_noise(
     if 0 < found < math.inf and not 0.997 <= found / target <= 1:
         # where rough says this, reported says about the target
         aim = 0.9985 * rough(near) * target / found
-        near = least_noise(_scaled(rough, target / aim), near, target)
+        near = least_noise(_scale(rough, target / aim), near, target)
     return near
 
 
-def _scaled(function: Callable[[float], float], factor: float) -> Callable[[float], float]:
+def _scale(function: Callable[[float], float], factor: float) -> Callable[[float], float]:
     return lambda sigma: factor * function(sigma)
 
 

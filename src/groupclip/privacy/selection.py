@@ -85,7 +85,7 @@ def draw_runs(mean_runs: float, law: str | float = "geometric") -> int:
     source = secrets.SystemRandom()
     parts = math.ceil(_weight(mean, shape) / _MOST_WEIGHT)
     if parts <= 1:
-        return _inverted(source.random(), mean, shape)
+        return _invert(source.random(), mean, shape)
     return sum(_part(source.random(), mean, shape, parts) for _ in range(parts))
 
 
@@ -97,7 +97,7 @@ def _require_rdp(mechanism: Mechanism) -> None:
         )
 
 
-def _inverted(uniform: float, mean: float, shape: float) -> int:
+def _invert(uniform: float, mean: float, shape: float) -> int:
     """Return the smallest k with P(K <= k) > uniform, where P(K = 0) or what stands for it is above exp(-500)."""
     if shape == math.inf:
         return _part(uniform, mean, shape, 1)
@@ -105,7 +105,7 @@ def _inverted(uniform: float, mean: float, shape: float) -> int:
         return 1
     rate = _rate(mean, shape)
     scale = rate if shape == 0 else math.expm1(shape * rate) / shape
-    return _walked(uniform, 1, -math.expm1(-rate) / scale, mean, -math.expm1(-rate), shape)
+    return _walk(uniform, 1, -math.expm1(-rate) / scale, mean, -math.expm1(-rate), shape)
 
 
 def _part(uniform: float, mean: float, shape: float, parts: int) -> int:
@@ -115,12 +115,12 @@ def _part(uniform: float, mean: float, shape: float, parts: int) -> int:
     latter isn't truncated changes nothing where it is split: it is 0 with probability exp(-500) at most.
     """
     if shape == math.inf:
-        return _walked(uniform, 0, math.exp(-mean / parts), mean / parts, 0.0, math.inf)
+        return _walk(uniform, 0, math.exp(-mean / parts), mean / parts, 0.0, math.inf)
     rate, part = _rate(mean, shape), shape / parts
-    return _walked(uniform, 0, math.exp(-part * rate), mean / parts, -math.expm1(-rate), part)
+    return _walk(uniform, 0, math.exp(-part * rate), mean / parts, -math.expm1(-rate), part)
 
 
-def _walked(uniform: float, first: int, mass: float, mean: float, factor: float, shape: float) -> int:
+def _walk(uniform: float, first: int, mass: float, mean: float, factor: float, shape: float) -> int:
     """Return the smallest k >= first with P(K <= k) > uniform; P(K = first) is ``mass``."""
     k, left = first, uniform - mass
     # past the mean, masses this small are less than the rounding of what is left

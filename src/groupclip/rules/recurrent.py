@@ -51,7 +51,7 @@ def _layers(kind: str) -> Callable[..., Any]:
             length, count = frame = (x.shape[1], x.shape[2])
             rows, steps = _innermost(x.flatten(1, 2)), [count * size] * length
         else:
-            rows, steps = _innermost(x), [n * size for n in _agreed_sizes(call, sizes)]
+            rows, steps = _innermost(x), [n * size for n in _agree_on_sizes(call, sizes)]
         states = _states(call, tuple(states) if kind == LSTM else (states,))
         directions = 2 if double else 1
         each = _weights(call, params, biased, directions * depth)
@@ -177,7 +177,7 @@ def _hooks(
     return call.tap(empty, [rows, out, first], [getattr(weights, name) for name in used], book)
 
 
-def _agreed_sizes(call: Call, sizes: Any) -> list[int]:
+def _agree_on_sizes(call: Call, sizes: Any) -> list[int]:
     """Return how many sequences of a sample take part in each step: the same for all samples that run together."""
     if not call.holds(sizes):
         return sizes.tolist()

@@ -111,7 +111,7 @@ def checked_request(given: Mapping[str, Any]) -> dict[str, Any]:
         near = difflib.get_close_matches(unknown[0], KEYS, n=1)
         hint = f"did you mean '{near[0]}'? " if near else ""
         raise ConfigError(f"unknown setting '{unknown[0]}'; {hint}The settings are {', '.join(KEYS)}")
-    request = {key: _checked(key, value) for key, value in given.items() if value is not None}
+    request = {key: _check(key, value) for key, value in given.items() if value is not None}
     if request.get("no_privacy") and (idle := [key for key in PRIVATE if request.get(key)]):
         raise ConfigError(f"no_privacy is given, and {idle[0]}={request[idle[0]]!r} means nothing without privacy: give one")
     if "steps" in request and "epochs" in request:
@@ -161,7 +161,7 @@ def task_options(config_options: Mapping[str, Any]) -> TaskOptions:
     return TaskOptions(**values)
 
 
-def _checked(key: str, value: Any) -> Any:
+def _check(key: str, value: Any) -> Any:
     match key:
         case "steps" | "batch_size" | "microbatch" | "max_batch_size":
             return _whole(key, value, least=1)

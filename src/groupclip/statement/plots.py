@@ -144,7 +144,7 @@ def short_names(names: Sequence[str]) -> list[str]:
     if max(map(len, names), default=0) <= _LONGEST:
         return list(names)
     parts = [name.split(".") for name in names]
-    before, after = _shared(parts), _shared([p[::-1] for p in parts])
+    before, after = _count_shared(parts), _count_shared([p[::-1] for p in parts])
     least = min(map(len, parts))
     after = max(0, min(after, least - before - 1)) if len(names) > 1 else 0
     before = max(before - 1, 0) if len(names) > 1 and before < least else 0
@@ -153,6 +153,6 @@ def short_names(names: Sequence[str]) -> list[str]:
     return [s if short.count(s) == 1 else f"{s} {i}" for i, s in enumerate(short, 1)]
 
 
-def _shared(parts: Sequence[Sequence[str]]) -> int:
+def _count_shared(parts: Sequence[Sequence[str]]) -> int:
     """Count the equal items with which all of them begin."""
     return next((i for i, items in enumerate(zip(*parts, strict=False)) if len(set(items)) > 1), min(map(len, parts)))

@@ -38,7 +38,7 @@ def distance(x: ArrayLike, *, r: float, xi: float, gamma: float = GAMMA, groups:
     >>> float(distance(1.0, r=2.0, xi=1.0).round(6))  # 0.01 / 1.51 - 0.01 / 4.51
     0.004405
     """
-    r, z, gamma = _checked(r, xi, gamma, groups)
+    r, z, gamma = _check(r, xi, gamma, groups)
     x = np.asarray(x, dtype=np.float64)
     if np.any(x < -z / r):
         raise ValueError(f"x={float(x.min())} lies below -xi/(r sqrt(M))={-z / r}: no gradient has a negative norm")
@@ -49,7 +49,7 @@ def distance(x: ArrayLike, *, r: float, xi: float, gamma: float = GAMMA, groups:
 
 def largest_distance(*, r: float, gamma: float = GAMMA) -> float:
     """Return ``2 gamma / (r^2 - 1)``: what M tends to as x grows, and so where its inverse ends."""
-    r, _, gamma = _checked(r, 0.0, gamma, 1)
+    r, _, gamma = _check(r, 0.0, gamma, 1)
     return 2 * gamma / (r * r - 1)
 
 
@@ -62,7 +62,7 @@ def inverse(y: ArrayLike, *, r: float, xi: float, gamma: float = GAMMA, groups: 
     >>> float(inverse(distance(3.0, r=2.0, xi=1.0), r=2.0, xi=1.0).round(9))
     3.0
     """
-    r, z, gamma = _checked(r, xi, gamma, groups)
+    r, z, gamma = _check(r, xi, gamma, groups)
     y = np.asarray(y, dtype=np.float64)
     if not np.all((y >= 0) & (y < 2 * gamma / (r * r - 1))):
         raise ValueError(f"the distance must lie in [0, 2 gamma / (r^2 - 1)) = [0, {2 * gamma / (r * r - 1)}); got {y}")
@@ -75,7 +75,7 @@ def linear_inverse(y: ArrayLike, *, r: float, xi: float, gamma: float = GAMMA, g
     >>> float(linear_inverse(0.001, r=2.0, xi=1.0).round(6))  # 0.001 (4 * 1.0201 - 1) / 0.04
     0.07701
     """
-    r, z, gamma = _checked(r, xi, gamma, groups)
+    r, z, gamma = _check(r, xi, gamma, groups)
     if z == 0:
         raise ValueError("xi=0: without gradient noise M begins with a square, and its inverse isn't linear at 0")
     return np.asarray(y, dtype=np.float64) * (r * r * (z + gamma) ** 2 - z * z) / (2 * z * gamma * r)
@@ -92,7 +92,7 @@ def least_norm(y: float, *, xi: float, gamma: float = GAMMA, groups: int = 1) ->
     (18.493, 14.284)
     """
     y = positive("y", y)
-    _, z, gamma = _checked(2.0, xi, gamma, groups)
+    _, z, gamma = _check(2.0, xi, gamma, groups)
 
     def norm(logit: Numbers) -> Numbers:
         share = 1 / (1 + np.exp(-logit))  # (r^2 - 1) y / (2 gamma), in (0, 1) exactly where the inverse exists
@@ -118,7 +118,7 @@ def small_level_constant(*, xi: float, gamma: float = GAMMA, groups: int = 1) ->
     >>> round(small_level_constant(xi=1000.0) / (2**0.5 / 0.1 * (1000 + 0.01)), 3)
     1.299
     """
-    _, z, gamma = _checked(2.0, xi, gamma, groups)
+    _, z, gamma = _check(2.0, xi, gamma, groups)
 
     def constant(logit: Numbers) -> Numbers:
         share = 1 / (1 + np.exp(-logit))
@@ -150,7 +150,7 @@ def _minimum(function: Callable[[Numbers], Numbers]) -> tuple[float, float]:
     return found
 
 
-def _checked(r: float, xi: float, gamma: float, groups: int) -> tuple[float, float, float]:
+def _check(r: float, xi: float, gamma: float, groups: int) -> tuple[float, float, float]:
     """r, the noise z of one group, and gamma."""
     r, gamma = positive("r", r), positive("gamma", gamma)
     if r <= 1:

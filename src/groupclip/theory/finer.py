@@ -87,7 +87,7 @@ def finer_thresholds(
     Raises:
         ValueError: shapes that don't fit, a negative or infinite norm, an unknown clip.
     """
-    n, of, R = _checked(norms, coarse, thresholds)
+    n, of, R = _check(norms, coarse, thresholds)
     if clip not in CLIPS:
         raise ValueError(f"clip={clip!r} is unknown here; choose one of {', '.join(CLIPS)}")
     gamma = positive("gamma", gamma)
@@ -122,7 +122,7 @@ def _threshold(
     return float(exact[high])
 
 
-def _checked(
+def _check(
     norms: ArrayLike, coarse: Sequence[int], thresholds: float | Sequence[float]
 ) -> tuple[Numbers, np.ndarray, Numbers]:
     n = np.asarray(norms, dtype=np.float64)

@@ -120,7 +120,7 @@ def check(
         attach(model, None, partition_, None).detach()  # refuses by name what can't train privately at all
         replays = Replays(model, loss_fn, samples)
         try:
-            return _checked(replays, data, partition_)
+            return _check_batch(replays, data, partition_)
         except Exception as error:
             broken = _fails_as_it_is(replays, data)
             if broken is None:
@@ -146,7 +146,7 @@ def _fails_as_it_is(replays: Replays, data: Batch) -> Exception | None:
     return None
 
 
-def _checked(replays: Replays, data: Batch, groups: Partition) -> CheckReport:
+def _check_batch(replays: Replays, data: Batch, groups: Partition) -> CheckReport:
     """Check the batch as it reads; if that fails, leave numbers of positions that are as long as the batch whole."""
     try:
         return _Check(replays, data, groups).run()

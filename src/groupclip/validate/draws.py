@@ -62,7 +62,7 @@ class Draws(TorchDispatchMode):
         kwargs = kwargs or {}
         if self._is_draw(func, args, kwargs):
             own = {**kwargs, "generator": None} if "generator" in kwargs else kwargs
-            result = self._recorded(func, args, own) if self._kinds is None else self._held(func, args, own)
+            result = self._record(func, args, own) if self._kinds is None else self._hold(func, args, own)
         else:
             result = func(*args, **kwargs)
         self.half = self.half or (isinstance(result, Tensor) and result.dtype in (torch.bfloat16, torch.float16))
@@ -88,7 +88,7 @@ class Draws(TorchDispatchMode):
         self.places.note()
         return here
 
-    def _held(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def _hold(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         here, part, samples = self._place(func, args), self.places.part, self.places.samples
         if part is None or part.level == NATIVE or part.size == 0:
             return self._still(here[0], samples, func, args, kwargs)
@@ -103,7 +103,7 @@ class Draws(TorchDispatchMode):
             where, args, part.size, lambda i, own: self._still(place, samples[i : i + 1], func, own, kwargs)
         )
 
-    def _recorded(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def _record(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         place, _ = self._place(func, args)
         result = func(*args, **kwargs)
         drawn = Drawn(_name(func), _plain(args), tuple(_first(result).shape), asked(args))
@@ -135,7 +135,7 @@ class Draws(TorchDispatchMode):
             return _constant(func, args, kwargs)
         if args and isinstance(args[0], Tensor) and _shares(_first(parts[0]), args[0]):
             return args[0]  # in place
-        return _joined(parts, kind.axis)
+        return _join(parts, kind.axis)
 
     def _calls(self, kind: Kind, args: Sequence[Any], number: int) -> Sequence[Sequence[Any]] | None:
         """Return the arguments for each sample; None where the samples can't be told apart."""
@@ -223,7 +223,7 @@ def _shares(x: Tensor, y: Tensor) -> bool:
     return x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
 
 
-def _joined(parts: Sequence[Any], axis: int) -> Any:
+def _join(parts: Sequence[Any], axis: int) -> Any:
     if isinstance(parts[0], Tensor):
         return torch.cat(list(parts), axis)
     return tuple(

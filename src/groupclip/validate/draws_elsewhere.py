@@ -49,10 +49,10 @@ class DrawsElsewhere:
             for module, make in ((random, self._of_python), (np.random, self._of_numpy)):
                 for name, function in _functions(module).items():
                     stack.enter_context(patch.object(module, name, make(name, function)))
-            stack.enter_context(patch.object(np.random, "default_rng", self._made_anew))
+            stack.enter_context(patch.object(np.random, "default_rng", self._make_anew))
             yield
 
-    def _made_anew(self, seed: Any = None) -> Any:
+    def _make_anew(self, seed: Any = None) -> Any:
         """Generators that are made in the pass: alike in every pass, though their numbers aren't told apart by sample."""
         self.generators = True
         return _default_rng(0 if seed is None else seed)

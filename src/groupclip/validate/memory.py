@@ -37,7 +37,7 @@ def notes_on_memory(replays: Replays, batches: Sequence[Arguments], traces: Sequ
     saved = [name for name, is_saved in kept.items() if is_saved]
     if saved:
         raise PrivacyViolation(
-            f"{_told(replays, saved)} changes with the samples of a forward pass: it holds statistics of the data without noise, "
+            f"{_tell(replays, saved)} changes with the samples of a forward pass: it holds statistics of the data without noise, "
             f"and is saved with the weights. {_CURE}"
         )
     for other in batches[1:]:
@@ -45,7 +45,7 @@ def notes_on_memory(replays: Replays, batches: Sequence[Arguments], traces: Sequ
         lasting = list(histories[0][1].differing(histories[1][1]))
         if lasting:
             raise PrivacyViolation(
-                f"{_told(replays, lasting)} holds what earlier batches put there, without noise, and nothing tells that "
+                f"{_tell(replays, lasting)} holds what earlier batches put there, without noise, and nothing tells that "
                 f"later passes don't use it. {_CURE}. If it is a log, keep it outside the model (engine.unsafe_look tells of it)"
             )
         readers = [
@@ -54,10 +54,10 @@ def notes_on_memory(replays: Replays, batches: Sequence[Arguments], traces: Sequ
         ]
         if any(not _close(a[0], b[0]) for a, b in readers):
             raise PrivacyViolation(
-                f"{_told(replays, list(kept))} holds what the last batch put there, without noise, and the next pass reads "
+                f"{_tell(replays, list(kept))} holds what the last batch put there, without noise, and the next pass reads "
                 f"it. {_CURE}"
             )
-    return [f"{_told(replays, list(kept))} holds what the last batch put there: don't publish it with the model"]
+    return [f"{_tell(replays, list(kept))} holds what the last batch put there: don't publish it with the model"]
 
 
 _CURE = (
@@ -82,7 +82,7 @@ def _close(x: Tensor, y: Tensor) -> bool:
     return x.shape == y.shape and torch.allclose(x, y, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
-def _told(replays: Replays, names: list[str]) -> str:
+def _tell(replays: Replays, names: list[str]) -> str:
     """Return the values by name, with the class of the module that the first is in."""
     module, _, _ = names[0].rpartition(".")
     modules = dict(replays.model.named_modules())

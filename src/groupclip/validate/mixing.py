@@ -109,7 +109,7 @@ def first_mixing_module(model: nn.Module, run: Callable[[Any], Any], batches: Se
         run: makes a forward pass over a batch.
         batches: one, and the same with one sample replaced, another in each.
     """
-    here, *others = [_traced(model, run, batch) for batch in batches]
+    here, *others = [_trace(model, run, batch) for batch in batches]
     if any([name for name, _, _ in t.calls] != [name for name, _, _ in here.calls] for t in others):
         return None
     for (name, *own), *replaced in zip(here.calls, *(t.calls for t in others), strict=True):
@@ -119,7 +119,7 @@ def first_mixing_module(model: nn.Module, run: Callable[[Any], Any], batches: Se
     return None
 
 
-def _traced(model: nn.Module, run: Callable[[Any], Any], batch: Any) -> _Trace:
+def _trace(model: nn.Module, run: Callable[[Any], Any], batch: Any) -> _Trace:
     trace, handles = _Trace(), []
 
     def recorder(name: str) -> Callable[..., None]:

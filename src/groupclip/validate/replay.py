@@ -154,7 +154,7 @@ class Replays:
         kinds, single = (script.torch, script.single) if script else (None, ())
         draws = Draws(kinds, stand, self._devices, own, self.tape, self._drawn, like, single)
         try:
-            with _seeded(self._devices), elsewhere.held(), draws, self._told(draws, elsewhere):
+            with _seed(self._devices), elsewhere.held(), draws, self._tell(draws, elsewhere):
                 yield Pass(draws, elsewhere)
         finally:
             self.own_generators |= state.positions != before or elsewhere.generators
@@ -162,7 +162,7 @@ class Replays:
             self.weights.restore()
 
     @contextmanager
-    def _told(self, *draws: Draws | DrawsElsewhere) -> Iterator[None]:
+    def _tell(self, *draws: Draws | DrawsElsewhere) -> Iterator[None]:
         """Begin the draws of the attached model where it is called inside."""
         if self.tape is None:
             yield
@@ -247,7 +247,7 @@ def _require_one(loss: Any) -> None:
 
 
 @contextmanager
-def _seeded(devices: list[int]) -> Iterator[None]:
+def _seed(devices: list[int]) -> Iterator[None]:
     """Everybody's generators at a fixed place, and put back."""
     python, numpy = random.getstate(), np.random.get_state()
     random.seed(0)

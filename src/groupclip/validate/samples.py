@@ -90,7 +90,7 @@ class Batch:
         if path and _one_a_sample(value, self.size) and path not in self.shared:
             items = [value[i] for i in samples]
             return items if isinstance(value, list) else tuple(items)
-        return _mapped(value, again)
+        return _map(value, again)
 
 
 def told(paths: Sequence[Path]) -> str:
@@ -124,7 +124,7 @@ def _items(value: Any) -> list[tuple[Any, Any]]:
     return []
 
 
-def _mapped(value: Any, change: Callable[[Any, Any], Any]) -> Any:
+def _map(value: Any, change: Callable[[Any, Any], Any]) -> Any:
     """Return the same container with every item changed."""
     if type(value) is dict:
         return {k: change(k, v) for k, v in value.items()}

@@ -124,7 +124,7 @@ class State:
             self._object(value, name)
 
     def _array(self, value: Any, name: str, saved: bool) -> None:
-        content = self._copied(value) if isinstance(value, Tensor) else value.copy()
+        content = self._copy(value) if isinstance(value, Tensor) else value.copy()
         self.leaves[name] = Leaf(content, saved)
         version = value._version if isinstance(value, Tensor) and not value.is_inference() else None
 
@@ -143,7 +143,7 @@ class State:
 
         self._undo.append(undo)
 
-    def _copied(self, value: Tensor) -> Tensor:
+    def _copy(self, value: Tensor) -> Tensor:
         if value.numel() < _LARGE or value.is_inference():
             return value.detach().clone()
         held, version, content = self._copies.get(id(value), (None, -1, value))
@@ -162,9 +162,9 @@ class State:
                 self._keep(value)
                 for key, item in value.items():
                     saved = attribute == "_buffers" and key not in module._non_persistent_buffers_set
-                    self._walk(item, _joined(name, key), saved)
+                    self._walk(item, _join(name, key), saved)
             else:
-                self._walk(value, _joined(name, attribute), False)
+                self._walk(value, _join(name, attribute), False)
 
     def _container(self, value: Any, name: str) -> None:
         self._keep(value)
@@ -195,7 +195,7 @@ class State:
         """Walk what a function closes over, what a method or a partial call is of, or attributes of any other object."""
         if isinstance(value, types.FunctionType):
             for key, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
-                self._cell(cell, _joined(name, key))
+                self._cell(cell, _join(name, key))
         elif isinstance(value, types.MethodType):
             self._walk(value.__self__, name, False)
         elif isinstance(value, functools.partial):
@@ -203,7 +203,7 @@ class State:
         elif not isinstance(value, (type, types.ModuleType)) and isinstance(getattr(value, "__dict__", None), dict):
             self._keep(value.__dict__)
             for key, item in list(value.__dict__.items()):
-                self._walk(item, _joined(name, key), False)
+                self._walk(item, _join(name, key), False)
 
     def _cell(self, cell: Any, name: str) -> None:
         try:
@@ -263,7 +263,7 @@ def _position(generator: np.random.RandomState | random.Random) -> Any:
     return generator.getstate() if isinstance(generator, random.Random) else generator.get_state(legacy=False)
 
 
-def _joined(name: str, key: Any) -> str:
+def _join(name: str, key: Any) -> str:
     return f"{name}.{key}" if name else str(key)
 
 

@@ -69,10 +69,10 @@ def _table(dice: random.Random, facts: DatasetFacts) -> dict[str, Any]:
     slots = {"name": dice.choice(NAMES)}
     slots |= {slot: dice.choice(values) for slot, values in VALUES.items() if dice.random() < 0.6}
     table, text = facts.columns
-    return {table: ", ".join(f"{slot}[{value}]" for slot, value in slots.items()), text: _told(slots)}
+    return {table: ", ".join(f"{slot}[{value}]" for slot, value in slots.items()), text: _tell(slots)}
 
 
-def _told(slots: Mapping[str, str]) -> str:
+def _tell(slots: Mapping[str, str]) -> str:
     told = f"{slots['name']} is a {slots.get('food', '')} {slots.get('eatType', 'place')}"
     told += f" in the {slots['area']} area" if "area" in slots else ""
     return " ".join(told.split()) + (f" with {slots['priceRange']} prices." if "priceRange" in slots else ".")

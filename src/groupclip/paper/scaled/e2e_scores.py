@@ -63,14 +63,14 @@ def write(model: nn.Module, tokenizer: Any, tables: Sequence[Table]) -> list[str
     for length in sorted(set(map(len, prompts))):
         places = [place for place, prompt in enumerate(prompts) if len(prompt) == length]
         ids = torch.tensor([prompts[place] for place in places], device=device)
-        for place, written in zip(places, _continued(model, ids, end), strict=True):
+        for place, written in zip(places, _continue(model, ids, end), strict=True):
             kept = written[: written.index(end)] if end in written else written
             text = tokenizer.decode(kept, skip_special_tokens=False).strip()
             made[place] = tables[place].show(text)
     return made
 
 
-def _continued(model: nn.Module, ids: torch.Tensor, end: int) -> list[list[int]]:
+def _continue(model: nn.Module, ids: torch.Tensor, end: int) -> list[list[int]]:
     search: Any = model
     out = search.generate(
         input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=WRITTEN,

@@ -122,7 +122,7 @@ def build(scale: Scale, folders: Folders, blocks: int, *, balance: bool) -> Work
     """Return the pretrained model with a new head, on all private records or as many of either label."""
     public = dict.fromkeys(PUBLIC, "public texts, of vaderSentiment 3.3.2")
     needed_files(folders.data, {SST2: "gzip of JSON lines with split, text and label", **public})
-    base, train, dev = _prepared(scale, folders, blocks)
+    base, train, dev = _prepare(scale, folders, blocks)
     model = copy.deepcopy(base)
     private = balanced(train, scale.each) if balance else train
     evaluate = functools.partial(scores, records=dev)
@@ -149,7 +149,7 @@ def build(scale: Scale, folders: Folders, blocks: int, *, balance: bool) -> Work
 
 
 @functools.cache
-def _prepared(scale: Scale, folders: Folders, blocks: int) -> tuple[Classifier, list[Read], list[Read]]:
+def _prepare(scale: Scale, folders: Folders, blocks: int) -> tuple[Classifier, list[Read], list[Read]]:
     """Return the upper blocks, and what the lower ones make of train and dev records: the same for all cells of a suite."""
     model, tokenizer = scale.make()
     model.standardise(encode(tokenizer, public_texts(folders.data))[::4])

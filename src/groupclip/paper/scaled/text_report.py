@@ -53,13 +53,13 @@ class Report:
         scores, rows = self.scores[name], []
         for model in self.models:
             plain = scores.of(**self.cell(model, None, ""))
-            rows.append([model, "without privacy", "-", *([_said(plain, self.digits[name])] * len(self.epsilons))])
+            rows.append([model, "without privacy", "-", *([_say(plain, self.digits[name])] * len(self.epsilons))])
             for style in STYLES:
                 cells = [self.cell(model, epsilon, style) for epsilon in self.epsilons]
                 found = [scores.of(**cell) for cell in cells]
                 if any(found):
                     groups = next(scores.number_of_groups(**c) for c, s in zip(cells, found, strict=True) if s)
-                    rows.append([model, style, groups, *(_said(score, self.digits[name]) for score in found)])
+                    rows.append([model, style, groups, *(_say(score, self.digits[name]) for score in found)])
         return table(["model", "style", "M", *(f"epsilon {e:g}" for e in self.epsilons)], rows)
 
     def gaps(self, name: str) -> str:
@@ -73,7 +73,7 @@ class Report:
                         [
                             model,
                             f"{style} minus all-layer",
-                            *(_marked(difference, self.digits[name]) for difference in found),
+                            *(_mark(difference, self.digits[name]) for difference in found),
                         ]
                     )
         return table(["model", "styles", *(f"epsilon {e:g}" for e in self.epsilons)], rows)
@@ -93,7 +93,7 @@ class Report:
         }
         rows = [
             [c["model"], c["data"], c["clipping"], c["clip"], groups, f"{c['epsilon']:g}",
-             *(_said(scores.of(**c), self.digits[name]) for name, scores in self.scores.items())]
+             *(_say(scores.of(**c), self.digits[name]) for name, scores in self.scores.items())]
             for key, groups in sorted(cells.items(), key=str) for c in [dict(key)]
         ]  # fmt: skip
         if not rows:
@@ -131,7 +131,7 @@ class Report:
         axes.set(title=model, xlabel="groups M", xscale="log", ylabel=self.metrics[name])
 
 
-def _said(score: Score | None, digits: int) -> str:
+def _say(score: Score | None, digits: int) -> str:
     """Return mean and standard deviation over repetitions."""
     if score is None:
         return "not run"
@@ -140,7 +140,7 @@ def _said(score: Score | None, digits: int) -> str:
     return f"{score.mean:.{digits}f} ± {score.deviation:.{digits}f}"
 
 
-def _marked(difference: Difference | None, digits: int) -> str:
+def _mark(difference: Difference | None, digits: int) -> str:
     """Bold where it is more than two standard errors from 0."""
     if difference is None:
         return "not run"

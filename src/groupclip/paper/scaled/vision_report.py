@@ -81,7 +81,7 @@ class Report:
         """Return a row for each size and epsilon, a column for each style that was run at every epsilon."""
         styles = [s for s in UNIFORM[1:] if all(self.gap(self.sizes[0], e, s) for e in self.epsilons)]
         rows = [
-            [size, f"{epsilon:g}", *(_marked(self.gap(size, epsilon, style)) for style in styles)]
+            [size, f"{epsilon:g}", *(_mark(self.gap(size, epsilon, style)) for style in styles)]
             for size in self.sizes
             for epsilon in self.epsilons
         ]
@@ -100,7 +100,7 @@ class Report:
             for name, terms in named:
                 found = self._of_gaps(style, terms)
                 if found is not None:
-                    rows.append([f"all-layer minus {style}", name, _marked(found)])
+                    rows.append([f"all-layer minus {style}", name, _mark(found)])
         return table(["gap", "from .. to", "shrinks by"], rows)
 
     def _of_gaps(self, style: str, terms: Sequence[tuple[float, str, float]]) -> Difference | None:
@@ -123,13 +123,13 @@ class Report:
                 if difference is not None:
                     rows.append(
                         [f"{few} - {many}", size, show_bytes(self.peaks[size, few] or 0), show_bytes(self.peaks[size, many] or 0),
-                         self.scores.of(**first), self.scores.of(**second), _marked(difference)]
+                         self.scores.of(**first), self.scores.of(**second), _mark(difference)]
                     )  # fmt: skip
             terms = [(sign / len(self.sizes), self.cell(size, self.epsilons[0], style))
                      for size in self.sizes for sign, style in ((1.0, few), (-1.0, many))]  # fmt: skip
             mean = self.scores.contrast(terms, self.deviation)
             if mean is not None:
-                rows.append([f"{few} - {many}", "mean of the models", "", "", "", "", _marked(mean)])
+                rows.append([f"{few} - {many}", "mean of the models", "", "", "", "", _mark(mean)])
         return table(["styles", "model", "peak of first", "of second", "first, %", "second, %", "difference"], rows)
 
     def abadi(self) -> str:
@@ -142,7 +142,7 @@ class Report:
                     difference = self.scores.difference(automatic, abadi, self.deviation)
                     if difference is not None:
                         both = [self.scores.of(**automatic), self.scores.of(**abadi)]
-                        rows.append([size, f"{epsilon:g}", style, *both, _marked(difference)])
+                        rows.append([size, f"{epsilon:g}", style, *both, _mark(difference)])
         return table(["model", "epsilon", "style", "automatic, %", "Abadi, R = 1, %", "difference"], rows)
 
     def over_groups(self) -> str:
@@ -199,7 +199,7 @@ def _bars(
         )  # fmt: skip
 
 
-def _marked(difference: Difference | None) -> str:
+def _mark(difference: Difference | None) -> str:
     """Bold where it is clear."""
     if difference is None:
         return "not run"
