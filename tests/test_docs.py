@@ -36,9 +36,11 @@ def commands(page: Path) -> list[list[str]]:
     return [shlex.split(line, comments=True) for line in shown]
 
 
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+ALL = [*PAGES, *(ROOT / f"{name}.md" for name in ("CHANGELOG", "CONTRIBUTING", "SECURITY"))]
 BLOCKS = [
     pytest.param(block, id=f"{page.name}-{i}")
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    for page in PAGES
     for i, block in enumerate(blocks(page))
 ]
 
@@ -54,9 +56,7 @@ def test_code_block(block: str) -> None:
     exec(compile(block, "<docs>", "exec"), {"__name__": "docs"})
 
 
-@pytest.mark.parametrize(
-    "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.name
-)
+@pytest.mark.parametrize("page", [page for page in ALL if page.stem != "CONTRIBUTING"], ids=lambda page: page.name)
 def test_names_exist(page: Path) -> None:
     """Those in running text and in tables too: ``gc.attach``, ``groupclip.memory.plan``."""
     for path in sorted(set(re.findall(r"\b(?:gc|groupclip)((?:\.[A-Za-z_]\w*)+)", page.read_text(encoding="utf-8")))):
@@ -67,13 +67,37 @@ def test_names_exist(page: Path) -> None:
             found = getattr(found, name)
 
 
-@pytest.mark.parametrize(
-    "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.name
-)
+@pytest.mark.parametrize("page", ALL, ids=lambda page: page.name)
 def test_commands_take_the_options_that_they_are_shown_with(page: Path) -> None:
     for arguments in commands(page):
         command = app.commands[arguments[0]]
         command.make_context(arguments[0], arguments[1:])  # a click.UsageError otherwise
+
+
+_PATH = r"(?<![\w/.-])((?:tests|src|docs|scripts|benchmarks|examples)/(?:[\w*-]+/)*(?:[\w*-]+\.[a-z]+|(?=`)))"
+#: What the worked examples of CONTRIBUTING.md would add.
+EXAMPLES = {
+    "src/groupclip/rules/index_select.py", "tests/rules/test_index_select.py",
+    "src/groupclip/tasks/jsonl.py", "tests/tasks/test_jsonl.py",
+}  # fmt: skip
+
+
+def named_paths(page: Path) -> set[str]:
+    """Files and folders of the repository that a page names by their path, and where its links lead to."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)  # code has brackets of its own
+    named = set(re.findall(_PATH, text))
+    links = re.findall(r"\]\((?!https?:)([^)#\s]+)", text)
+    return named | {(page.parent / link).resolve().relative_to(ROOT.resolve()).as_posix() for link in links}
+
+
+@pytest.mark.parametrize("page", ALL, ids=lambda page: page.name)
+def test_paths_lead_somewhere(page: Path) -> None:
+    absent = {path for path in named_paths(page) - EXAMPLES if not list(ROOT.glob(path.rstrip("/")))}
+    assert not absent
+
+
+def test_paths_were_found() -> None:
+    assert {"tests/test_refusals.py", "tests/privacy.txt", "docs/mutants.md"} <= named_paths(ROOT / "SECURITY.md")
 
 
 def test_commands_were_found() -> None:
