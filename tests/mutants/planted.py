@@ -226,7 +226,7 @@ CLIPPING = (
         "thresholds loaded into a logical batch",
         "the noise fits what it is added to",
         "tests/engine/test_noise_vouched.py",
-        ("engine/engine.py", "        if self._step.under_way:\n", "        if False:\n"),
+        ("engine/state.py", "        if self.step.under_way:\n", "        if False:\n"),
     ),
 )
 
@@ -367,7 +367,7 @@ ALONE = (
         "features that a hook kept taken for all samples'",
         "loss i is that of sample i",
         "tests/alone/test_attributes.py",
-        ("engine/engine.py", "                    refuse_escaped(losses)\n", "                    pass\n"),
+        ("engine/backward.py", "                    refuse_escaped(losses)\n", "                    pass\n"),
     ),
     mutant(
         "a constant of one path taken for all samples'",
@@ -693,14 +693,14 @@ ACCOUNTING = (
         "the noise of a given key resumed",
         "no noise is ever added twice",
         "tests/engine/test_noise_vouched.py",
-        ("engine/engine.py", "if saved > self.ledger.steps and _vouched_for", "if False and _vouched_for"),
+        ("engine/state.py", "if saved > self.ledger.steps and vouched_for", "if False and vouched_for"),
     ),
     mutant(
         "a subclass's noise called groupclip's",
         "the statement names noise that groupclip can't answer for",
         "tests/engine/test_noise_vouched.py",
         (
-            "engine/engine.py",
+            "engine/provenance.py",
             "if type(noise) not in (SecureNoise, InsecureNoise, HardenedNoise):",
             "if not isinstance(noise, (SecureNoise, InsecureNoise, HardenedNoise)):",
         ),
@@ -785,20 +785,20 @@ RUNS = (
         (
             "run/metrics.py",
             "norms[group] = norm if math.isfinite(norm) else None",
-            "norms[group] = float(engine._norms[group].max())",
+            "norms[group] = float(engine._looks.norms[group].max())",
         ),
     ),
     mutant(
         "un-noised norms that leave no mark",
         "the statement says whether un-noised statistics were looked at",
         "tests/engine/test_state.py",
-        ("engine/engine.py", 'self._unsafe.add(" ".join(what.split()))', "pass"),
+        ("engine/looks.py", 'self.taken.add(" ".join(what.split()))', "pass"),
     ),
     mutant(
         "a seed's noise forgotten by a resume",
         "no epsilon is claimed for noise that can be subtracted",
         "tests/engine/test_state.py",
-        ("engine/engine.py", 'self._secure = self._secure and state["noise"]["secure"] is True', "pass"),
+        ("engine/provenance.py", 'secure=self.secure and saved["secure"] is True', "secure=self.secure"),
     ),
     mutant(
         "resume that forgets steps",

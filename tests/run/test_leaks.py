@@ -61,7 +61,7 @@ def watched(tmp_path, monkeypatch):
         numbers.add(number(losses.detach().mean()))
         sizes.append(len(losses))
         backward(engine, losses)
-        for norms in engine._norms.values():
+        for norms in engine._looks.norms.values():
             numbers.update(number(v) for v in norms)
         numbers.update(number(v) for v in noisy_norms(engine).values() if v)  # which have no noise yet
 

@@ -19,7 +19,7 @@ from ..alone.outputs import NoRows
 from ..alone.run import Alone
 from ..alone.sequences import Sequences
 from ..autograd.pass_state import Tape, in_backward, refuse_reentry
-from ..errors import UnsupportedOperation
+from ..errors import PrivacyViolation, UnsupportedOperation
 from ..nested import has_numbers, tensors_in
 from .checks import check_caller, check_coverage, where_read
 
@@ -80,6 +80,26 @@ class Forward:
             self._tape.begin_forward(lengths[0], shapes_of(args))
             self._tape.tell(args)
             return self._run(function, Inputs(args, {}, frozenset(map(id, tensors)), lengths[0]))
+
+    @contextmanager
+    def on(self, inputs: tuple[Any, ...]) -> Iterator[None]:
+        """Let what is computed inside be of these inputs: see :meth:`groupclip.Engine.forward_on`."""
+        self._show_private()
+        if not torch.is_grad_enabled():
+            yield
+            return
+        check_caller(self._model)
+        check_coverage(self._model)
+        tensors = [t for t in tensors_in(inputs) if t.dim() > 0]
+        if not tensors:
+            raise PrivacyViolation(
+                "engine.forward_on was given no tensor with a batch dimension: pass the samples, a tensor whose first dimension is "
+                "the sample"
+            )
+        with self._tape.forward_pass():
+            self._tape.begin_forward(tensors[0].shape[0], shapes_of(inputs))
+            self._tape.tell(inputs)
+            yield
 
     def knows_as(self, other: Forward) -> None:
         """Take over what passes of a like model on like batches found out, with another engine."""

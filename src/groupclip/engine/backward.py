@@ -1,0 +1,96 @@
+"""One backward pass of the losses of single samples: what it adds to ``p.grad``, or leaves as it was where it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..alone.escaped import refuse_escaped
+from ..autograd.beside import settled, use_beside
+from ..autograd.gate import Group
+from ..autograd.pass_state import Tape
+from ..autograd.slot import Slot
+from ..autograd.tensors import PrivateTensor
+from ..clipping.budget import GroupNoise
+from ..errors import CoverageError, GroupClipError
+from ..partition.groups import Partition
+from .step import PrivateStep
+
+
+def open_groups(
+    model: nn.Module, partition: Partition, thresholds: Mapping[str, float], tape: Tape
+) -> list[Group]:
+    """Make the groups of a partition, each with its parameters."""
+    named = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    groups = []
+    for name in partition.names:
+        group = Group(name, thresholds[name], tape, [])
+        group.slots += [Slot(n, named[n], group, partition.methods.get(n, "auto")) for n in partition[name]]
+        groups.append(group)
+    return groups
+
+
+@dataclass(frozen=True, eq=False)
+class BackwardPass:
+    """The backward passes of one engine.
+
+    Attributes:
+        norms: of the last pass, by group; cleared when a pass begins.
+    """
+
+    tape: Tape
+    step: PrivateStep
+    amounts: GroupNoise
+    groups: Sequence[Group]
+    slots: Sequence[Slot]
+    norms: dict[str, Tensor]
+
+    def run(self, losses: Tensor, loss_scale: float) -> None:
+        """See :meth:`groupclip.Engine.backward`; the losses were checked."""
+        with torch._C.DisableTorchFunctionSubclass():
+            held = [slot.param.grad is not None for slot in self.slots]
+        counted, seen = self.amounts.counted(), self.step.seen()
+        self.norms.clear()
+        try:
+            with self.tape.permit(len(losses), loss_scale):
+                if self.tape.ran_in_parts:
+                    refuse_escaped(losses)
+                losses = self._settle(losses)
+                losses.backward(torch.full_like(losses, loss_scale))
+                ended = bool(self.tape.ended)
+            if not ended:
+                raise CoverageError(
+                    "no private parameter took part in these losses: they were computed before attach, by another model, or under "
+                    "no_grad"
+                )
+            with torch._C.DisableTorchFunctionSubclass():
+                self.step.check_landed()
+            self.step.passed()
+        except BaseException as error:
+            for slot, had in zip(self.slots, held, strict=True):
+                slot.forget_delivery()
+                if not had:
+                    slot.param.grad = slot.wide = None
+            self.amounts.recount(counted)
+            self.step.back_to(seen)
+            if any(held):
+                self.step.broke()
+            if isinstance(error, RuntimeError) and "backward through the graph a second time" in str(error):
+                raise GroupClipError(
+                    "a second backward through one forward pass: its samples were clipped and freed in the first. Sum the losses "
+                    "and call engine.backward once, or run the forward pass again"
+                ) from error
+            raise
+        finally:
+            for group in self.groups:
+                group.drop_gate()
+
+    def _settle(self, losses: Tensor) -> Tensor:
+        """Losses with what was used beside the forward pass booked; entry i is sample i's, by the contract."""
+        if isinstance(losses, PrivateTensor):
+            with torch._C.DisableTorchFunctionSubclass():
+                losses = use_beside(self.tape, Tensor.clone, (losses,), {}, [losses])
+        return settled(self.tape, losses)

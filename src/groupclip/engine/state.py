@@ -1,0 +1,98 @@
+"""The state of an engine: what is saved of a run, and what a resumed run has to have in common with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..autograd.gate import Group
+from ..clipping.budget import GroupNoise
+from ..clipping.functions import ClipFunction
+from ..errors import PrivacyViolation
+from ..noise.sources import KEY_GIVEN, NoiseSource
+from ..partition.groups import Partition
+from ..privacy.ledger import Ledger
+from .earlier import Training
+from .looks import Looks
+from .provenance import REPRODUCIBLE, Provenance, vouched_for
+from .step import PrivateStep
+
+
+@dataclass(eq=False)
+class State:
+    """The parts of an engine that are saved.
+
+    Attributes:
+        provenance: of the noise of all steps so far.
+    """
+
+    partition: Partition
+    clip: ClipFunction
+    ledger: Ledger | None
+    noise: NoiseSource
+    amounts: GroupNoise
+    groups: Sequence[Group]
+    step: PrivateStep
+    looks: Looks
+    training: Training | None
+    provenance: Provenance
+
+    def to_dict(self) -> dict[str, Any]:
+        """See :meth:`groupclip.Engine.state_dict`."""
+        return {
+            "ledger": None if self.ledger is None else self.ledger.state_dict(),
+            "thresholds": dict(self.amounts.thresholds),
+            "partition": self.partition.to_json(),
+            "clip": repr(self.clip),
+            "unsafe": sorted(self.looks.taken),
+            "noise": self.provenance.to_dict(),
+            "earlier": [] if self.training is None else [e.to_dict() for e in self.training.before],
+            "training": self.step.training,
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """See :meth:`groupclip.Engine.load_state_dict`."""
+        # states of older versions tell of no earlier training, and have no name
+        if not isinstance(state, Mapping) or set(state) | {"earlier", "training"} != set(self.to_dict()):
+            found = sorted(state) if isinstance(state, Mapping) else type(state).__name__
+            raise ValueError(
+                f"not the state of an engine: {found}, and not {sorted(self.to_dict())}; pass what engine.state_dict() returned"
+            )
+        for name, mine in (
+            ("thresholds", state["thresholds"] if self.amounts.moves else dict(self.amounts.thresholds)),
+            ("partition", self.partition.to_json()),
+            ("clip", repr(self.clip)),
+        ):
+            if state[name] != mine:
+                raise PrivacyViolation(
+                    f"the saved run had other {name} than this engine: attach with the same settings as the run to be resumed"
+                )
+        if (state["ledger"] is None) != (self.ledger is None):
+            raise PrivacyViolation(
+                "the saved run and this engine must both have a mechanism, or neither: attach as it was attached"
+            )
+        if self.step.under_way:
+            raise PrivacyViolation(
+                "a logical batch is under way: it was clipped at the thresholds of this engine. Load the state before the first "
+                "backward pass, or after optimizer.step(); engine.discard() gives the batch up"
+            )
+        if self.ledger is not None:
+            saved = self.ledger.steps_in(state["ledger"])
+            if saved > self.ledger.steps and vouched_for(self.noise) == KEY_GIVEN:
+                raise PrivacyViolation(
+                    f"the saved run released {saved} steps, and this engine's noise is under a key that was given: if it is the "
+                    "key of that run, its noise comes a second time, and can be subtracted. Attach without noise=, for a fresh key"
+                )
+            self.ledger.load_state_dict(state["ledger"])
+            self.step.resumed(self.ledger.steps, str(state.get("training", "")))
+            if self.training is not None:
+                self.training.loaded(state.get("earlier", ()))
+        self.amounts.load(state["thresholds"])
+        for group in self.groups:
+            group.threshold = self.amounts.thresholds[group.name]
+        self.looks.taken |= set(state["unsafe"])
+        if self.ledger is not None and self.ledger.steps:
+            self.provenance = self.provenance.after(state["noise"])
+            if not self.provenance.secure:
+                self.ledger.void(REPRODUCIBLE)
