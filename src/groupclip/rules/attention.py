@@ -8,8 +8,6 @@ Legend: N samples, L queries, S keys, E features, H heads.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -21,12 +19,13 @@ from ..autograd.vmap import Part, natively
 
 
 def multi_head_attention(
-    call: Call, query: Any, key: Any, value: Any, embed_dim_to_check: int, num_heads: int, in_proj_weight: Any,
-    in_proj_bias: Any, bias_k: Any, bias_v: Any, add_zero_attn: bool, dropout_p: float, out_proj_weight: Any,
-    out_proj_bias: Any, training: bool = True, key_padding_mask: Tensor | None = None, need_weights: bool = True,
-    attn_mask: Tensor | None = None, use_separate_proj_weight: bool = False, q_proj_weight: Any = None,
-    k_proj_weight: Any = None, v_proj_weight: Any = None, static_k: Tensor | None = None,
-    static_v: Tensor | None = None, average_attn_weights: bool = True, is_causal: bool = False,
+    call: Call, query: Tensor, key: Tensor, value: Tensor, embed_dim_to_check: int, num_heads: int,
+    in_proj_weight: Tensor | None, in_proj_bias: Tensor | None, bias_k: Tensor | None, bias_v: Tensor | None, add_zero_attn: bool,
+    dropout_p: float, out_proj_weight: Tensor, out_proj_bias: Tensor | None, training: bool = True,
+    key_padding_mask: Tensor | None = None, need_weights: bool = True, attn_mask: Tensor | None = None,
+    use_separate_proj_weight: bool = False, q_proj_weight: Tensor | None = None, k_proj_weight: Tensor | None = None,
+    v_proj_weight: Tensor | None = None, static_k: Tensor | None = None, static_v: Tensor | None = None,
+    average_attn_weights: bool = True, is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Compute what torch's operation does; attention dropout draws as many random numbers as torch, in another order."""
     del embed_dim_to_check
@@ -38,7 +37,7 @@ def multi_head_attention(
     q, k, v = _project(call, q, k, v, weights, in_proj_bias, same)
     batch = q.shape[0]
     mask = _mask(attn_mask, key_padding_mask, batch, num_heads, q.dtype)
-    if bias_k is not None:
+    if bias_k is not None and bias_v is not None:  # torch has both, or none
         k, v = (_append(call, t, b) for t, b in ((k, bias_k), (v, bias_v)))
         mask = _open_one_more(mask)
     if add_zero_attn:
@@ -60,7 +59,9 @@ def multi_head_attention(
     return out, scores
 
 
-def _project(call: Call, q: Any, k: Any, v: Any, weights: Any, bias: Any, same: bool) -> list[Any]:
+def _project(
+    call: Call, q: Tensor, k: Tensor, v: Tensor, weights: tuple[Tensor | None, ...] | Tensor | None, bias: Tensor | None, same: bool
+) -> list[Tensor]:  # fmt: skip
     if isinstance(weights, tuple):
         parts = weights
     elif same:  # one matrix of 3E rows, used once
@@ -71,7 +72,7 @@ def _project(call: Call, q: Any, k: Any, v: Any, weights: Any, bias: Any, same: 
     return [dispatch_or_run(call, F.linear, x, w, b) for x, w, b in zip((q, k, v), parts, biases, strict=True)]
 
 
-def _append(call: Call, x: Tensor, token: Any) -> Any:
+def _append(call: Call, x: Tensor, token: Tensor) -> Tensor:
     """Return ``x [N, S, E]`` with a learnt position ``[1, 1, E]`` at the end."""
     token = dispatch_or_run(call, Tensor.expand, token, x.shape[0], 1, x.shape[2])
     return dispatch_or_run(call, torch.cat, [x, token], 1)
@@ -102,8 +103,8 @@ def _open_one_more(mask: Tensor | None) -> Tensor | None:
 
 
 def scaled_dot_product(
-    call: Call, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
-    scale: float | None = None, enable_gqa: bool = False,
+    call: Call, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
     """Write out attention with a learnt bias for a mask (T5, BEiT, Swin), so that the bias is added like any other.
 

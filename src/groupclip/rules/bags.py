@@ -6,7 +6,7 @@ length, given by offsets, go bag by bag.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -20,8 +20,8 @@ from ..persample.lookup import Lookup
 
 
 def embedding_bag(
-    call: Call, input: Any, weight: Any, offsets: Tensor | None = None, max_norm: float | None = None, norm_type: float = 2,
-    scale_grad_by_freq: bool = False, mode: str = "mean", sparse: bool = False, per_sample_weights: Any = None,
+    call: Call, input: Tensor, weight: Tensor, offsets: Tensor | None = None, max_norm: float | None = None, norm_type: float = 2,
+    scale_grad_by_freq: bool = False, mode: str = "mean", sparse: bool = False, per_sample_weights: Tensor | None = None,
     include_last_offset: bool = False, padding_idx: int | None = None,
 ) -> Tensor:  # fmt: skip
     """Take ``input`` integers ``[K, T]``, or ``[N]`` with ``offsets [K]``, for K bags of a sample; ``weight [V, d]``."""
@@ -41,7 +41,7 @@ def embedding_bag(
         raise NotSplit
     there = (ids != padding) if there is None else there & (ids != padding)
 
-    def book(saved: Any, grads: Any) -> list[PerSample]:
+    def book(saved: Sequence[Tensor], grads: Sequence[Tensor]) -> list[PerSample]:
         return [Lookup(saved[0].flatten(1), grads[0].reshape(*saved[0].flatten(1).shape, dim), count)]
 
     rows = call.tap([F.embedding(ids, call.value(weight))], [ids], [weight], book)[0]  # [size, K, T, d]
@@ -80,8 +80,8 @@ def _padded(ids: Tensor, weights: Tensor | None, bags: list[tuple[int, int]]) ->
 
 
 def check(
-    call: Call, input: Any, weight: Any, offsets: Any = None, max_norm: float | None = None, norm_type: float = 2,
-    scale_grad_by_freq: bool = False, mode: str = "mean", sparse: bool = False, per_sample_weights: Any = None,
+    call: Call, input: Tensor, weight: Tensor, offsets: Tensor | None = None, max_norm: float | None = None, norm_type: float = 2,
+    scale_grad_by_freq: bool = False, mode: str = "mean", sparse: bool = False, per_sample_weights: Tensor | None = None,
     include_last_offset: bool = False, padding_idx: int | None = None,
 ) -> None:  # fmt: skip
     """Refuse what reads or writes the table across samples."""

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from string import ascii_letters
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,13 +38,14 @@ class _Parts:
     sample: str
 
 
-def contraction(call: Call, operands: Sequence[Any], terms: Sequence[str], result: str) -> Tensor:
+def contraction(call: Call, operands: Sequence[Tensor], terms: Sequence[str], result: str) -> Tensor:
     """Run a sum of products and book the gradients of the one private operand.
 
     Args:
         call: the operation.
-        operands: tensors; terms: the letters of their dimensions; result: the letters of the result's.
-        run: gives the result from the values of the operands.
+        operands: tensors, of which one is a parameter.
+        terms: the letters of each operand's dimensions.
+        result: the letters of the result's dimensions.
 
     Raises:
         NotSplit: more than one operand is private, a letter stands for a diagonal or is broadcast, or it
@@ -83,7 +83,7 @@ def contraction(call: Call, operands: Sequence[Any], terms: Sequence[str], resul
         """Turn ``[B, *positions, *maps, *features]`` into ``[B, T, h, features]``."""
         return x.reshape(len(x), prod(sizes[p] for p in letters.positions), maps, features)
 
-    def book(saved: Any, grads: Any) -> list[PerSample]:
+    def book(saved: Sequence[Tensor], grads: Sequence[Tensor]) -> list[PerSample]:
         a = by_sample(torch.einsum(product, *saved), inputs)
         g = by_sample(grads[0].permute([(sample + result).index(x) for x in front + letters.outputs]), outputs)
         if len(shape) == 1:
@@ -98,7 +98,7 @@ def contraction(call: Call, operands: Sequence[Any], terms: Sequence[str], resul
     return call.tap([out], plain, [matrix], book)[0]
 
 
-def _sizes(operands: Sequence[Any], terms: Sequence[str]) -> dict[str, int]:
+def _sizes(operands: Sequence[Tensor], terms: Sequence[str]) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for operand, term in zip(operands, terms, strict=True):
         if operand.dim() != len(term):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from string import ascii_letters
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +14,7 @@ from ..autograd.operation import Call, NotSplit
 from .contraction import contraction
 
 
-def einsum(call: Call, equation: str, *operands: Any) -> Tensor:
+def einsum(call: Call, equation: str, *operands: Tensor) -> Tensor:
     """Contract with one private operand, on either side. Sublists and lists of operands arrive in this form."""
     terms, result = _read(equation, [operand.dim() for operand in operands])
     return contraction(call, operands, terms, result)
@@ -37,7 +36,7 @@ def _read(equation: str, dims: list[int]) -> tuple[list[str], str]:
     return terms, dots + "".join(x for x in sorted(set(joined)) if joined.count(x) == 1 and x not in dots)
 
 
-def product(call: Call, left: Any, right: Any) -> Tensor:
+def product(call: Call, left: Tensor, right: Tensor) -> Tensor:
     """Take ``torch.matmul`` of any dimensions: vectors, matrices, and stacks that broadcast."""
     letters = iter(ascii_letters)
     rows, inner, columns = (next(letters) for _ in range(3))
@@ -56,7 +55,7 @@ def product(call: Call, left: Any, right: Any) -> Tensor:
     return contraction(call, [left, right], terms, "".join(result))
 
 
-def inner(call: Call, input: Any, other: Any) -> Tensor:
+def inner(call: Call, input: Tensor, other: Tensor) -> Tensor:
     """Contract the last dimensions of both."""
     if input.dim() == 0 or other.dim() == 0:
         raise NotSplit
@@ -64,12 +63,12 @@ def inner(call: Call, input: Any, other: Any) -> Tensor:
     return contraction(call, [input, other], [first + "a", second + "a"], first + second)
 
 
-def outer(call: Call, input: Any, vec2: Any) -> Tensor:
+def outer(call: Call, input: Tensor, vec2: Tensor) -> Tensor:
     """Multiply two vectors, each entry of one by each of the other."""
     return contraction(call, [input, vec2], ["a", "b"], "ab")
 
 
-def tensordot(call: Call, a: Any, b: Any, dims: int | Sequence[Sequence[int]] = 2, out: Tensor | None = None) -> Tensor:
+def tensordot(call: Call, a: Tensor, b: Tensor, dims: int | Sequence[Sequence[int]] = 2, out: Tensor | None = None) -> Tensor:
     """Over the last dimensions of one and the first of the other, or over the pairs of dimensions given."""
     if out is not None or isinstance(dims, Tensor):
         raise NotSplit
@@ -82,19 +81,19 @@ def tensordot(call: Call, a: Any, b: Any, dims: int | Sequence[Sequence[int]] = 
     return contraction(call, [a, b], ["".join(first), "".join(second)], result)
 
 
-def bilinear(call: Call, input1: Any, input2: Any, weight: Any, bias: Any = None) -> Any:
+def bilinear(call: Call, input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Take ``input1 [.., d]``, ``input2 [.., e]``, ``weight [p, d, e]``, ``bias [p]``."""
     front = ascii_letters[: input1.dim() - 1]
     out = dispatch_or_run(call, torch.einsum, f"{front}y,{front}z,xyz->{front}x", input1, input2, weight)
     return out if bias is None else dispatch_or_run(call, torch.add, out, bias)
 
 
-def bmm(call: Call, input: Any, mat2: Any) -> Any:
+def bmm(call: Call, input: Tensor, mat2: Tensor) -> Tensor:
     """Multiply by a stack of matrices that is a parameter."""
     return product(call, input, mat2)
 
 
-def baddbmm(call: Call, input: Any, batch1: Any, batch2: Any, *, beta: float = 1, alpha: float = 1) -> Any:
+def baddbmm(call: Call, input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """Take ``beta input + alpha batch1 @ batch2``, any of them private."""
     if beta == 0:
         raise NotSplit

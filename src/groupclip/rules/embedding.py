@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,7 @@ from ..persample.lookup import Lookup
 
 
 def embedding(
-    call: Call, input: Any, weight: Any, padding_idx: int | None = None, max_norm: float | None = None,
+    call: Call, input: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None,
     norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False,
 ) -> Tensor:  # fmt: skip
     """Take ``input`` integers ``[..]``, ``weight [V, d]``."""
@@ -28,7 +28,7 @@ def embedding(
     given = call.samples(input)
     out = F.embedding(given, call.value(weight), padding_idx)
 
-    def book(saved: Any, grads: Any) -> list[PerSample]:
+    def book(saved: Sequence[Tensor], grads: Sequence[Tensor]) -> list[PerSample]:
         ids = saved[0].flatten(1) if saved[0].dim() > 1 else saved[0].unsqueeze(1)
         g = grads[0].reshape(*ids.shape, dim)
         if padding is not None:
@@ -39,7 +39,7 @@ def embedding(
 
 
 def check(
-    call: Call, input: Any, weight: Any, padding_idx: int | None = None, max_norm: float | None = None,
+    call: Call, input: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None,
     norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False,
 ) -> None:  # fmt: skip
     """Refuse what reads or writes the table across samples."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,7 @@ from ..persample.lookup import Lookup
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)  # bool and uint8 are masks
 
 
-def getitem(call: Call, self: Any, index: Any) -> Tensor:
+def getitem(call: Call, self: Tensor, index: object) -> Tensor:
     """Take ``self [V, d]``, a parameter, and ``index`` integers ``[..]`` of every sample."""
     if not call.is_private(self) or self.dim() != 2 or not isinstance(index, Tensor) or index.dtype not in _INTEGERS:
         raise NotSplit
@@ -24,7 +24,7 @@ def getitem(call: Call, self: Any, index: Any) -> Tensor:
     ids = torch.where(given < 0, given + self.shape[0], given)
     out = F.embedding(ids, call.value(self))
 
-    def book(saved: Any, grads: Any) -> list[PerSample]:
+    def book(saved: Sequence[Tensor], grads: Sequence[Tensor]) -> list[PerSample]:
         rows = saved[0].flatten(1)
         return [Lookup(rows, grads[0].reshape(*rows.shape, -1), self.shape[0])]
 
