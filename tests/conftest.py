@@ -31,6 +31,12 @@ def position(item: pytest.Item) -> list[int]:
     return indices
 
 
+@pytest.fixture(autouse=True)
+def of_no_other_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the batches that one test leaves out from the plans of another, which may be equal: tests share one process."""
+    monkeypatch.setattr("groupclip.sampling.claims._runs", [])
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:

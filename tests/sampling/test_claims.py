@@ -26,6 +26,7 @@ def fixed_keys(monkeypatch):
     """What the operating system gives is the same every time; batches under a caller's key aren't claimed."""
     monkeypatch.setattr(sampling, "new_key", lambda: KEY)
     monkeypatch.setattr(groupclip.sampling.claims, "_runs", [])  # none of other tests is left to this one's engines
+    monkeypatch.setattr(groupclip.sampling.claims, "_joined", weakref.WeakSet())
     ENGINES.clear()
     join(PLAN, 1), join(PLAN, 2)
 
@@ -388,6 +389,26 @@ def test_what_another_training_left_out_is_nothing_to_one_that_goes_on():
     older = {key: value for key, value in second[2].state_dict().items() if key != "training"}
     third = engine_for(plan, older)  # a state of an older version
     assert step_on(third, next(iter(poisson_batches(TWIN, plan, 7, start=2)))) == "groupclip"
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_another_training_that_broke_off_in_its_first_step_after_a_state_was_loaded(counted):
+    """No step says whose that batch was: the engine that was alone, or the one that counts it, when it goes on."""
+    plan, state, _ = failing_run(given_up=0)
+    if counted:
+        idle = engine_for(plan)  # so that none is alone
+    broken = engine_for(plan, state)
+    list(next(iter(poisson_batches(TWIN, plan, 7, start=2))))
+    broken[2].detach()
+    if counted:
+        again = engine_for(plan, state)
+        again[2].ledger.record("groupclip")
+        assert step_on(again, next(iter(poisson_batches(TWIN, plan, 7, start=3)))) == "groupclip"
+        idle[2].detach()
+    first = engine_for(plan)
+    assert step_on(first, next(iter(poisson_batches(TWIN, plan, 7)))) == "groupclip"
+    second = engine_for(plan, first[2].state_dict())
+    assert step_on(second, next(iter(poisson_batches(TWIN, plan, 7, start=1)))) == "groupclip"
 
 
 @pytest.mark.parametrize(("counted", "whose"), [(0, "mixed"), (1, "mixed"), (2, "groupclip")])

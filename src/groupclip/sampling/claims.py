@@ -29,7 +29,7 @@ class Run:
         self.over = False  # its iterator ended, or was given up
         self.drawn: list[int] = []  # numbers of its batches, which rise
         self.latest: deque[HandedOut] = deque(maxlen=_KEPT)
-        self.trainings: set[str] = set()  # that stepped on its batches
+        self.trainings: set[str] = set()  # that stepped on its batches, or were alone when these were drawn
         self._done: dict[int, int] = {}  # number of an engine -> how many of them are behind it
         with _lock:
             _runs[:] = [run for run in _runs if not run._is_settled()]
@@ -60,13 +60,16 @@ class Run:
         return self.is_of(owner) or (self.is_nobodys and (self.over or alone))
 
     def was_begun_again(self, step: int, owner: int, training: str) -> bool:
-        """Return whether batches from ``step`` on, drawn before the owner was attached, had no step: they are drawn again now.
+        """Return whether batches from ``step`` on, drawn before the owner was attached, had a step of nobody: they come again now.
 
         Those of another training are nothing to this one.
         """
         before = bisect.bisect_left(self.drawn, owner)
-        left = max(self._done.values(), default=0) < before and self.start + before > step
-        return self.secret and left and (self.is_nobodys or training in self.trainings)
+        if not self.secret or max(self._done.values(), default=0) >= before:
+            return False
+        if self.start + before == step and not self.trainings:  # all of them are counted, and who else would count them
+            self.trainings.add(training)
+        return self.start + before > step and (not self.trainings or training in self.trainings)
 
     def settle(self, owner: int) -> None:
         """Count what was left out, once."""
@@ -104,6 +107,9 @@ class Drawn:
         run.drawn.append(self.number)
         with _lock:
             _live.add(self)
+            there = {owner.training for owner in _joined if owner.mechanism == run.mechanism}
+        if len(there) == 1:
+            run.trainings |= there
 
     def begin(self) -> None:
         self.begun, self.touched = True, next(_numbers)
