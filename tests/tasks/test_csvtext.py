@@ -74,7 +74,12 @@ def test_quotes_marks_tabs_and_blank_lines(tmp_path):
     [
         (b"", {}, "is empty; its first line should name the columns"),
         (b"text,label\n", {}, "has a header but no rows"),
-        (b"text,label\na,b\n", {}, "has 1 row(s), too few to hold out one in five; give a file of their own, test=PATH"),
+        (b"text,label\na,b\n", {}, "has 1 different text(s), too few to hold out one in five (equal texts stay together)"),
+        (b"text,label\n" + b"the same,a\nthe same,b\n" * 50, {}, "has 1 different text(s), too few to hold out one in five"),
+        (b"text;label\na,b;c\n", {}, "line 1: one column, 'text;label', which holds semicolons: save the file with commas"),
+        (b"text\tlabel\na\tb\n", {}, "line 1: one column, 'text\\tlabel', which holds tabs: save the file with commas"),
+        (b"\x1f\x8b\x08\x00rest", {}, "a.csv, line 1: the file begins as a gzip file does; unpack it first"),
+        (b"PK\x03\x04rest", {}, "a.csv, line 1: the file begins as a zip file or a spreadsheet does; unpack it, or save the sheet"),
         (b"words,label\na,b\n", {}, "line 1: no column 'text'; its columns are ['words', 'label']. Name yours: text_column="),
         (b"text,label,text\na,b,c\n", {}, "line 1: more than one column 'text'"),
         (b"text,label\na,b\nc\n", {}, "line 3: 1 fields, but 2 in the header; put texts that hold a separator"),
@@ -99,6 +104,25 @@ def test_files_and_options_that_cannot_be_used(tmp_path, content, options, messa
     (tmp_path / "a.csv").write_bytes(content)
     with pytest.raises(ValueError, match=re.escape(message)):
         load_task("csv", data=tmp_path / "a.csv", options=TaskOptions(**options))
+
+
+def labelled(tmp_path, count, labels):
+    return write(tmp_path / "a.csv", [(f"text {n}", f"{n % labels / 7}") for n in range(count)])
+
+
+@pytest.mark.parametrize(("count", "labels"), [(300, 300), (300, 31), (199, 21)])
+def test_a_column_that_holds_no_classes_is_refused(tmp_path, count, labels):
+    """Numbers, names, texts: the labels that occur would be published with the weights, each of one person perhaps."""
+    with pytest.raises(ValueError, match=f"'label' has {labels} different labels in {count} rows, so it seems to hold numbers"):
+        load_task("csv", data=labelled(tmp_path, count, labels))
+    listed = tuple(f"{n / 7}" for n in range(labels))
+    task = load_task("csv", data=tmp_path / "a.csv", options=TaskOptions(classes=listed))
+    assert task.classes == listed
+
+
+@pytest.mark.parametrize(("count", "labels"), [(40, 20), (300, 30), (2000, 200)])
+def test_many_classes_are_no_such_column(tmp_path, count, labels):
+    assert len(load_task("csv", data=labelled(tmp_path, count, labels)).classes) == labels
 
 
 COMPOSED, DECOMPOSED = "Jos\u00e9", "Jose\u0301"

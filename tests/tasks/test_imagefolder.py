@@ -127,6 +127,15 @@ def test_folders_that_are_no_task(tmp_path):
     failing(tmp_path / "few", "image_size=0 must be at least 1 pixel", image_size=0)
 
 
+@pytest.mark.parametrize(("name", "shown"), [(b"c\xff", r"'c\\udcff'"), (b"two\nlines", r"'two\\nlines'")])
+def test_a_class_whose_name_can_not_be_shown_is_refused(tmp_path, name, shown):
+    """It would end as an error of the page or file that holds it, when all is spent."""
+    make(tmp_path)
+    (tmp_path / "cat").rename(tmp_path / os.fsdecode(name))
+    with pytest.raises(ValueError, match=rf"has a folder whose name can't be shown, {shown}: rename it"):
+        load_task("imagefolder", data=tmp_path)
+
+
 def torn(path):
     """A JPEG keeps no checksum, so only decoding finds that it is cut off."""
     noise = np.random.default_rng(len(path.name)).integers(0, 256, (64, 64, 3), dtype=np.uint8)
@@ -149,7 +158,8 @@ def test_every_file_that_is_no_image_is_found_at_once(tmp_path):
     save(tmp_path / "test" / "cat" / "lab.tif", (1, 2, 3), "LAB")
     expected = {
         "cut off.jpg": "image file is truncated", "empty.gif": "it is empty (0 bytes)", "gone.png": "it is a link to nothing",
-        "itself.png": "Too many levels of symbolic links", "pipe.png": "it is no regular file", "broken.png": "no image file",
+        "itself.png": "Too many levels of symbolic links", "pipe.png": "it is no regular file", 
+        "broken.png": "it begins as no image file does that can be read",
         "lab.tif": "its mode is 'LAB' (TIFF), whose values have no fixed range",
     }  # fmt: skip
     for workers in (0, 3):

@@ -18,6 +18,8 @@ from .split import SPLIT_RULE, held_out
 from .table import has_column, read_table
 from .tokenizer import HashTokenizer
 
+_MANY_LABELS, _ROWS_A_LABEL = 20, 10  # more labels than both allow aren't taken as public unasked
+
 
 class Row(NamedTuple):
     text: str
@@ -39,8 +41,9 @@ def load_csv(path: Path, options: TaskOptions) -> Task:
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: all that :func:`groupclip.tasks.table.read_table` raises, an empty label, no rows, fewer than two classes,
-            an empty user, users who differ in writing alone, a label outside ``options.classes``.
+        ValueError: all that :func:`groupclip.tasks.table.read_table` raises, an empty label, no rows, fewer than two classes, more
+            than 20 labels of fewer than ten rows on average where ``options.classes`` doesn't list them, an empty user, users who
+            differ in writing alone, a label outside ``options.classes``.
     """
     defaults = HashTokenizer()
     reader = None if options.encoder is None else encoder(str(options.encoder), options.max_length)
@@ -68,9 +71,10 @@ def load_csv(path: Path, options: TaskOptions) -> Task:
         train = [row for row, key in zip(rows, keys, strict=True) if not held_out(key)]
         test = [row for row, key in zip(rows, keys, strict=True) if held_out(key)]
         if not train or not test:
-            kind = "row(s)" if user_column is None else "user(s)"
+            kind = "different text(s)" if user_column is None else "user(s)"
             raise ValueError(
-                f"{path} has {len(set(keys))} {kind}, too few to hold out one in five; give a file of their own, test=PATH"
+                f"{path} has {len(set(keys))} {kind}, too few to hold out one in five (equal texts stay together); give held-out "
+                "rows a file of their own, test=PATH"
             )
     else:
         train, test = rows, _read_other(Path(options.test), text_column, label_column, user_column, rows)
@@ -83,6 +87,12 @@ def load_csv(path: Path, options: TaskOptions) -> Task:
     classes = given or tuple(sorted({row.label for row in train + test}))
     if len(classes) < 2:
         raise ValueError(f"{path}: column '{label_column}' has one label, {list(classes)}; two are the least")
+    if not given and len(classes) > max(_MANY_LABELS, len(train + test) // _ROWS_A_LABEL):
+        raise ValueError(
+            f"{path}: column '{label_column}' has {len(classes)} different labels in {len(train + test)} rows, so it seems to hold "
+            "numbers, names or texts and no classes. The labels that occur are taken as public and published with the weights, "
+            "which would publish these: name the column of classes, label_column=..., or list the classes, classes=A,B,..."
+        )
     number = {label: place for place, label in enumerate(classes)}
     files = ((path, rows), (options.test, [] if options.test is None else test), (options.public, public or []))
     for file, row in ((file, row) for file, part in files for row in part):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -42,13 +43,15 @@ def class_folders(root: Path) -> dict[str, Path]:
     """Name, in one Unicode form, of each folder in ``root`` that may be a class.
 
     Raises:
-        ValueError: two names that are one, or a folder that can't be read.
+        ValueError: two names that are one, a name that can't be shown, or a folder that can't be read.
     """
     found: dict[str, Path] = {}
     for entry in sorted(_entries(root), key=lambda entry: entry.name):
         if not _is_dir(entry) or passed_over(entry.name) is not None:
             continue
         path = Path(entry.path)
+        if any(unicodedata.category(c) in ("Cc", "Cs") for c in entry.name):  # line ends; bytes that are no UTF-8
+            raise ValueError(f"{root} has a folder whose name can't be shown, {entry.name!a}: rename it, as the name of a class")
         first = found.setdefault(plain(entry.name), path)
         if first != path:
             raise ValueError(

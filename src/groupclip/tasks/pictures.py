@@ -35,7 +35,7 @@ def decoded(content: bytes, size: int) -> Picture:
     Raises:
         ValueError: not a readable image, cut off, or of a mode without a fixed range. Doesn't name the file.
     """
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     if not content:
         raise ValueError("it is empty (0 bytes)")
@@ -51,9 +51,11 @@ def decoded(content: bytes, size: int) -> Picture:
             resized = _rgb(shown).resize((size, size), Image.Resampling.BILINEAR)
             pixels = torch.from_numpy(np.array(resized)).permute(2, 0, 1).contiguous()
             return Picture(pixels, several)
+    except UnidentifiedImageError as error:  # which names the buffer it was read from
+        raise ValueError("it begins as no image file does that can be read") from error
     except Exception as error:  # whatever a decoder stumbles over in a damaged file
         said = " ".join(str(error).split())
-        raise ValueError(said.replace("cannot identify image file", "no image file") or type(error).__name__) from error
+        raise ValueError(said or type(error).__name__) from error
 
 
 def as_input(pixels: Tensor) -> Tensor:

@@ -21,6 +21,15 @@ class _Reader(Protocol):
 
 
 _LONGEST = 2**31 - 1  # characters of a field: the parser's own default, 131,072, is less than a long record has
+_NO_TEXT = (
+    (b"\xff\xfe", "UTF-16 does; save it as UTF-8"),
+    (b"\xfe\xff", "UTF-16 does; save it as UTF-8"),
+    (b"\x1f\x8b", "a gzip file does; unpack it first"),
+    (b"PK\x03\x04", "a zip file or a spreadsheet does; unpack it, or save the sheet as CSV in UTF-8"),
+    (b"\xd0\xcf\x11\xe0", "an old spreadsheet does; save the sheet as CSV in UTF-8"),
+    (b"PAR1", "a Parquet file does; save it as CSV in UTF-8"),
+)
+_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "vertical bars", ",": "commas"}
 _LINE_END = re.compile(r"\r\n|\r|\n")
 
 
@@ -70,8 +79,9 @@ def _header(path: Path, reader: _Reader) -> list[str]:
 
 def _text(path: Path) -> str:
     raw = path.read_bytes()
-    if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise ValueError(f"{path}, line 1: the file begins as UTF-16 does; save it as UTF-8")
+    for beginning, kind in _NO_TEXT:
+        if raw.startswith(beginning):
+            raise ValueError(f"{path}, line 1: the file begins as {kind}")
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -117,6 +127,11 @@ def _long_fields() -> Iterator[None]:
 def _column(path: Path, header: list[str], name: str) -> int:
     names = [plain(field) for field in header]
     if names.count(plain(name)) != 1:
+        if len(header) == 1 and (used := [words for mark, words in _SEPARATORS.items() if mark in header[0]]):
+            raise ValueError(
+                f"{path}, line 1: one column, {header[0]!r}, which holds {' and '.join(used)}: save the file with commas between "
+                "its columns, or with tabs and a name that ends in .tsv"
+            )
         found = "no" if plain(name) not in names else "more than one"
         raise ValueError(
             f"{path}, line 1: {found} column '{name}'; its columns are {header}. "
