@@ -28,6 +28,11 @@ from groupclip.tasks import load_task
         ({"steps": 2.5}, "steps=2.5 must be a whole number"),
         ({"batch_size": "64"}, "batch_size='64' must be a whole number"),
         ({"seed": -1}, "seed=-1 must be at least 0"),
+        ({"seed": 2**63}, "seed=9223372036854775808 must be at most 9223372036854775807"),
+        ({"eval_every": 10**30}, "eval_every=1000000000000000000000000000000 must be at most"),
+        ({"task_options": {"image_size": 100_000}}, "task_options.image_size=100000 must be at most 4096"),
+        ({"task_options": {"max_length": "1000000000"}}, "task_options.max_length=1000000000 must be at most 1048576"),
+        ({"task_options": {"vocabulary": 10**12}}, "task_options.vocabulary=1000000000000 must be at most"),
         ({"steps": 5, "epochs": 1}, "steps and epochs are both given"),
         ({"optimizer": "adam"}, "optimizer='adam' is unknown; it is one of adamw, sgd"),
         ({"schedule": "step"}, "one of constant, linear, cosine"),
@@ -47,6 +52,18 @@ from groupclip.tasks import load_task
 def test_a_wrong_setting_is_refused_by_name(given, message):
     with pytest.raises(ConfigError, match=message):
         checked_request(given)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", None])  # None: the recipe's, which is adamw for images
+def test_momentum_without_sgd_is_refused(tmp_path, optimizer):
+    request = {"task": "digits", "model": "cnn-small", "epsilon": 3.0, "momentum": 0.9, "optimizer": optimizer}
+    with pytest.raises(ConfigError, match=r"momentum=0\.9 is of sgd and means nothing with optimizer='adamw'"):
+        start(request, tmp_path / "run")
+    digits = load_task("digits")
+    assert resolve(checked_request({**request, "optimizer": "sgd"}), digits).momentum == 0.9
+    # the recipe's own momentum goes with the recipe's own optimizer
+    assert resolve(checked_request({"task": "digits", "epsilon": 3.0}), digits).momentum == 0.9
+    assert resolve(checked_request({"task": "digits", "epsilon": 3.0, "optimizer": "adamw"}), digits).momentum == 0.0
 
 
 def test_numbers_written_without_a_dot_are_numbers(tmp_path):

@@ -106,7 +106,12 @@ def _settings(command: Any) -> Any:
     type=click.Path(path_type=Path),
     help="Write everything to this new or empty folder. Default: runs/TASK-N.",
 )
-@click.option("--resume", type=click.Path(path_type=Path), metavar="OUT", help="Go on with the run in this folder.")
+@click.option(
+    "--resume",
+    type=click.Path(path_type=Path),
+    metavar="OUT",
+    help="Go on with the run in this folder; --microbatch alone may differ.",
+)
 @click.option("--keep-resume", is_flag=True, help="Keep OUT/resume (secret) when the run has ended.")
 @click.option(
     "--workers",

@@ -22,7 +22,11 @@ ADAPTIVE_OPTIONS = ("quantile", "rate", "share")
 MODEL_OPTIONS = ("patch_size", "image_size", "activation")
 _LISTS = ("classes",)
 PATH_OPTIONS = ("test", "public", "encoder")
-_WHOLE = {"image_size": 1, "patch_size": 1, "max_length": 1, "vocabulary": 1, "prefix": 0}  # the least
+_WHOLE = {
+    "image_size": (1, 4096), "patch_size": (1, 4096), "max_length": (1, 2**20), "vocabulary": (1, 2**27), "prefix": (0, 1000),
+}  # fmt: skip
+"""The least and the most. What is larger was mistyped, and would fill the memory."""
+_LARGEST = 2**63 - 1  # that torch and files hold
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +117,7 @@ def checked_request(given: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError(f"unknown setting '{unknown[0]}'; {hint}The settings are {', '.join(KEYS)}")
     request = {key: _check(key, value) for key, value in given.items() if value is not None}
     if request.get("no_privacy") and (idle := [key for key in PRIVATE if request.get(key)]):
-        raise ConfigError(f"no_privacy is given, and {idle[0]}={request[idle[0]]!r} means nothing without privacy: give one")
+        raise ConfigError(f"no_privacy=true is given, and {idle[0]}={request[idle[0]]!r} means nothing without privacy: give one")
     if "steps" in request and "epochs" in request:
         raise ConfigError("steps and epochs are both given: one follows from the other, so give one of them")
     if ":" in request.get("task", ""):
@@ -164,9 +168,9 @@ def task_options(config_options: Mapping[str, Any]) -> TaskOptions:
 def _check(key: str, value: Any) -> Any:
     match key:
         case "steps" | "batch_size" | "microbatch" | "max_batch_size":
-            return _whole(key, value, least=1)
+            return _whole(key, value, least=1, most=_LARGEST)
         case "eval_every" | "pretrain_steps" | "seed":
-            return _whole(key, value, least=0)
+            return _whole(key, value, least=0, most=_LARGEST)
         case "epsilon" if isinstance(value, (int, float, str)) and str(value).strip().lower() in ("inf", "infinity"):
             raise ConfigError("epsilon=inf must be > 0 and finite: for a baseline without privacy give --no-privacy")
         case "epsilon" | "lr" | "epochs":
@@ -225,11 +229,13 @@ def _yes_or_no(key: str, value: Any) -> bool:
     return value
 
 
-def _whole(key: str, value: Any, least: int) -> int:
+def _whole(key: str, value: Any, least: int, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigError(f"{key}={value!r} must be a whole number")
     if value < least:
         raise ConfigError(f"{key}={value} must be at least {least}")
+    if value > most:
+        raise ConfigError(f"{key}={value} must be at most {most}")
     return value
 
 
@@ -273,7 +279,7 @@ def _known(key: str, value: Any, names: tuple[str, ...]) -> Mapping[str, Any]:
 
 def _option(key: str, name: str, value: Any) -> Any:
     if name in _WHOLE:
-        return _whole(key, int(value) if isinstance(value, str) and value.isdecimal() else value, least=_WHOLE[name])
+        return _whole(key, int(value) if isinstance(value, str) and value.isdecimal() else value, *_WHOLE[name])
     if name in _LISTS:
         items = value.split(",") if isinstance(value, str) else value
         if not isinstance(items, (list, tuple)):

@@ -9,12 +9,14 @@ from ..tasks import Task, load_task
 from ..tasks.telling import Told, UnreadableImages
 from .config import task_options
 from .errors import ConfigError
+from .shortage import OF_RECORDS, enough_memory
 
 
 def loaded(settings: Mapping[str, Any], workers: int, told: Told | None) -> Task:
     """Return the task that settings of a run name. Other arguments, and errors, as of :func:`groupclip.tasks.load_task`."""
     options = task_options(settings.get("task_options", {}))
-    return load_task(settings["task"], settings.get("data"), options, workers=workers, told=told)
+    with enough_memory("the records as the model reads them", *OF_RECORDS):
+        return load_task(settings["task"], settings.get("data"), options, workers=workers, told=told)
 
 
 def loaded_again(settings: Mapping[str, Any], workers: int, told: Told | None) -> Task:

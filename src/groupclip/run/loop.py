@@ -24,6 +24,7 @@ from .losses import unit_losses
 from .metrics import EpsilonCurve, noisy_norms, row_text
 from .observer import Observer
 from .optimizers import learning_rate
+from .shortage import is_shortage
 from .steps import PrivateSteps
 
 
@@ -93,6 +94,13 @@ class Loop:
                 self._rescue()
             if isinstance(error, RunFailed):
                 raise
+            if is_shortage(error):
+                fewer = max(1, self.config.microbatch // 2)
+                raise RunFailed(
+                    f"step {journal.charged} failed: memory can't hold {self.config.microbatch} records at once "
+                    f"({' '.join(str(error).split())[:200]}). Fewer change memory and speed alone: {self.folder.resume_command()} "
+                    f"--microbatch {fewer}"
+                ) from error
             kind = "" if isinstance(error, (GroupClipError, ValueError)) else f"{type(error).__name__}: "
             raise RunFailed(f"step {journal.charged} failed: {kind}{error}\nPut that right, then {going_on}") from error
         finally:

@@ -34,6 +34,7 @@ from .optimizers import learning_rate, make_optimizer, set_rate
 from .plainpages import NOT_PRIVATE, write_results
 from .pretraining import check_pretrainable
 from .resolve import advised_reading, resolve
+from .shortage import OF_MODELS, enough_memory
 
 _HEADING = (
     "NOT PRIVATE: a baseline without clipping and noise.\n"
@@ -67,7 +68,8 @@ def start_plain(
     task = loaded(checked, workers, told)
     config = resolve(checked, task)
     device = device_of(config.device)
-    model = model_of(config, task).to(device)
+    with enough_memory("the model", *OF_MODELS):
+        model = model_of(config, task).to(device)
     check_pretrainable(config, model)
     folder = new_folder(out)
     try:

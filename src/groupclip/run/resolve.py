@@ -36,7 +36,7 @@ def resolve(request: Mapping[str, Any], task: Task) -> RunConfig:
     The only fact of the records that is used is their number (or that of their owners), which is public.
 
     Raises:
-        ConfigError: no epsilon, or an expected batch larger than the data set.
+        ConfigError: no epsilon, an expected batch larger than the data set, or momentum for an optimizer that has none.
         ValueError: epochs that mean more steps than a mechanism may have.
     """
     plain = bool(request.get("no_privacy"))
@@ -54,6 +54,11 @@ def resolve(request: Mapping[str, Any], task: Task) -> RunConfig:
         raise ConfigError(f"batch_size={batch} is larger than the {size} {many}; use at most that many")
     steps = request["steps"] if "steps" in request else steps_of(request.get("epochs", advised.epochs), size, batch)
     open_to_advice = {f.name for f in fields(RunConfig)} - {"task_options"}  # those were taken before the task was read
+    optimizer = request.get("optimizer", advised.optimizer)
+    if optimizer != "sgd" and request.get("momentum"):
+        raise ConfigError(
+            f"momentum={request['momentum']:g} is of sgd and means nothing with optimizer={optimizer!r}: give one of them"
+        )
     defaults = {
         **{f.name: getattr(advised, f.name) for f in fields(advised) if f.name in open_to_advice},
         "sampling": sampling,
@@ -61,6 +66,8 @@ def resolve(request: Mapping[str, Any], task: Task) -> RunConfig:
         "delta": default_delta(size),
         "batch_size": batch,
         "steps": steps,
+        "optimizer": optimizer,
+        "momentum": advised.momentum if optimizer == "sgd" else 0.0,
         "seed": 0,
         "eval_every": math.ceil(steps / EVALUATIONS),
         "device": "auto",

@@ -8,18 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import PrivacyViolation
+from ..partition.styles import PLANNED
 from ..privacy.mechanism import Mechanism
 from ..tasks import Task
 from ..tasks.telling import Told
 from . import checkpoint
 from .build import build, plan_of
-from .config import RunConfig, checked_request, read_yaml
+from .config import RunConfig, checked_request, read_yaml, to_yaml
 from .errors import ConfigError
+from .files import said_plainly, write_atomically
 from .folder import RunFolder, existing_folder
 from .journal import read_journal
 from .loading import loaded_again
 from .metrics import cut_torn_row, read_rows, steps_told
-from .train import CHECKPOINT_SECONDS, Run
+from .shortage import OF_MODELS, enough_memory
+from .train import CHECKPOINT_SECONDS, HEADING, Run
 
 
 def resume(
@@ -33,7 +36,8 @@ def resume(
     """Go on with a run that was stopped, at the ledger where it stood (see :mod:`groupclip.run.journal`).
 
     Args:
-        request: settings that the run must have; nothing can be changed on the way. The other arguments are those of :func:`start`.
+        request: settings that the run must have. Nothing but ``microbatch`` can be changed on the way (there, or in run.yaml),
+            which changes memory and speed alone. The other arguments are those of :func:`start`.
 
     Raises:
         ValueError, TypeError, FileNotFoundError: nothing to go on from, other settings, another process at
@@ -43,9 +47,11 @@ def resume(
     folder = existing_folder(out)
     try:
         saved = checkpoint.load(folder.checkpoint)
-        _refuse_changes(folder, saved.config, checked_request(request or {}))
+        written = RunConfig(**checked_request(read_yaml(folder.config)))
+        asked = checked_request(request or {})
+        _refuse_changes(folder, saved.config, written, asked)
         task = loaded_again(saved.config, workers, told)
-        config = RunConfig(**saved.config)
+        config = replace(RunConfig(**saved.config), microbatch=asked.get("microbatch", written.microbatch))
         with checkpoint.usable(folder.checkpoint):
             mechanism = Mechanism.from_dict(saved.engine["ledger"]["mechanism"])
             counted = sum(saved.engine["ledger"]["steps"].values())
@@ -57,7 +63,8 @@ def resume(
             )
         _refuse_another_plan(config, task, mechanism)
         _refuse_finished(folder, counted, mechanism.steps)
-        trainer = build(config, task, mechanism)
+        with enough_memory("the model and its optimizer", *OF_MODELS):
+            trainer = build(config, task, mechanism)
         rows = read_rows(folder.metrics)  # now, and not when all is done
         shown = steps_told(folder.metrics, rows, mechanism.steps)
         charged = min(max(read_journal(folder.journal), shown), mechanism.steps)
@@ -67,25 +74,32 @@ def resume(
             engine, progress = checkpoint.charged_to(saved, charged)
             trainer.engine.load_state_dict(engine)
         cut_torn_row(folder.metrics)
+        if config.microbatch != written.microbatch:
+            with said_plainly("writing run.yaml", f"go on with: {folder.resume_command()}"):
+                write_atomically(folder.config, to_yaml(config, HEADING))
     except BaseException:
         folder.close()
         raise
     return Run(config, task, trainer, folder, progress, checkpoint_seconds, workers)
 
 
-def _refuse_changes(folder: RunFolder, saved: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+def _refuse_changes(
+    folder: RunFolder, saved: Mapping[str, Any], written: RunConfig, asked: Mapping[str, Any]
+) -> None:
     """Raise ConfigError if run.yaml was edited, or if a setting is asked for that the run doesn't have."""
-    written = RunConfig(**checked_request(read_yaml(folder.config))).to_dict()
-    for key in sorted({*saved, *written}):
-        if saved.get(key) != written.get(key):
+    found = written.to_dict()
+    planned = isinstance(written.clipping, str) and written.clipping.startswith(PLANNED)
+    free = () if planned else ("microbatch",)  # for which the groups were planned
+    for key in sorted({*saved, *found} - {*free}):
+        if saved.get(key) != found.get(key):
             raise ConfigError(
-                f"{folder.config} was changed since the run began: {key} is {written.get(key)!r}, it was "
+                f"{folder.config} was changed since the run began: {key} is {found.get(key)!r}, it was "
                 f"{saved.get(key)!r}. "
                 "A run can't change on its way, its noise is calibrated for the whole: undo that, or start "
                 "another run"
             )
     for key, value in asked.items():
-        if saved.get(key) != value:
+        if key not in free and saved.get(key) != value:
             raise ConfigError(
                 f"{key}={value!r} differs from the run to be resumed, which has {saved.get(key)!r}: leave "
                 "the setting out, or start another run"

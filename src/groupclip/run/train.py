@@ -28,9 +28,10 @@ from .observer import Beginning, Nobody, Observer
 from .pretraining import check_pretrainable, pretrained
 from .release import write_release, write_report
 from .resolve import advised_reading, refuse_lax_delta, resolve
+from .shortage import OF_MODELS, enough_memory
 
 CHECKPOINT_SECONDS = 30.0
-_HEADING = "Every setting of this run. To do it again: groupclip train --config run.yaml --out OTHER"
+HEADING = "Every setting of this run. To do it again: groupclip train --config run.yaml --out OTHER"
 
 
 @dataclass(frozen=True)
@@ -88,13 +89,14 @@ def start(
     task = loaded(checked, workers, told)
     config = resolve(checked, task)
     refuse_lax_delta(config, task)
-    trainer = build(config, task)
+    with enough_memory("the model and its optimizer", *OF_MODELS):
+        trainer = build(config, task)
     check_pretrainable(config, trainer.model)
     folder = new_folder(out)
     try:
         run = Run(config, task, trainer, folder, Progress(), checkpoint_seconds, workers)
         with said_plainly("beginning the run", "start it again"):
-            write_atomically(folder.config, to_yaml(config, _HEADING))
+            write_atomically(folder.config, to_yaml(config, HEADING))
             Journal(folder.journal, charged=0).close()  # before there is a checkpoint to go on from
             run.loop.write_checkpoint()
     except BaseException:
