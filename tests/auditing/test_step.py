@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import groupclip as gc
 from groupclip.auditing.statistics import enough_trials
-from groupclip.autograd import gate
+from groupclip.autograd import clipped
 from groupclip.clipping.functions import ClipFunction, bounded_factors
 from groupclip.noise.sources import InsecureNoise
 
@@ -111,7 +111,7 @@ def test_a_group_that_is_not_clipped_is_caught(monkeypatch: pytest.MonkeyPatch) 
     def every_second(clip: ClipFunction, norms: Tensor, threshold: float, dtype: torch.dtype) -> Tensor:
         return torch.ones_like(norms) if next(calls) % 2 else bounded_factors(clip, norms, threshold, dtype)
 
-    monkeypatch.setattr(gate, "bounded_factors", every_second)
+    monkeypatch.setattr(clipped, "bounded_factors", every_second)
     report = audited(100)
     assert report.violates
     assert report.mu_of_canary > 100
@@ -123,7 +123,7 @@ def test_a_batch_mean_that_is_clipped_is_caught(monkeypatch: pytest.MonkeyPatch)
     def of_the_mean(clip: ClipFunction, norms: Tensor, threshold: float, dtype: torch.dtype) -> Tensor:
         return bounded_factors(clip, norms.mean().expand_as(norms), threshold, dtype)
 
-    monkeypatch.setattr(gate, "bounded_factors", of_the_mean)
+    monkeypatch.setattr(clipped, "bounded_factors", of_the_mean)
     assert audited(200).violates
 
 

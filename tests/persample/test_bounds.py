@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import groupclip as gc
-from groupclip.autograd.gate import norms_and_factors
-from groupclip.clipping.functions import Automatic, ClipFunction, clip_function
+from groupclip.autograd.clipped import norms_and_factors
+from groupclip.clipping import Automatic, ClipFunction, clip_function
 from groupclip.persample.base import PerSample
 from groupclip.persample.combine import combine
 from groupclip.persample.convolution import Convolution, Geometry
@@ -227,7 +227,7 @@ def found(monkeypatch: pytest.MonkeyPatch, form: str, target: str, bug: object) 
 
 @pytest.mark.parametrize("form", ["dense", "outer", "lookup", "convolution", "tied"])
 def test_twin_squares_that_underflow(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
-    assert found(monkeypatch, form, "groupclip.autograd.gate.shortened", lambda factors, norms, room: factors)
+    assert found(monkeypatch, form, "groupclip.autograd.clipped.shortened", lambda factors, norms, room: factors)
 
 
 @pytest.mark.parametrize("form", ["outer", "convolution", "tied"])
@@ -359,5 +359,5 @@ def test_gram_norms_at_the_border_of_cancellation() -> None:
 
 
 def test_twin_without_room_for_their_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("groupclip.autograd.gate.shortened", lambda factors, norms, room: factors)
+    monkeypatch.setattr("groupclip.autograd.clipped.shortened", lambda factors, norms, room: factors)
     assert longest_at_the_border(range(6)) > 1 + 1e-6

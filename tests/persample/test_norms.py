@@ -119,7 +119,11 @@ def test_a_zero_gradient_is_no_cancellation() -> None:
     ("positions", "inputs", "outputs", "kept"),
     [
         (1, 10, 10, GRAM),  # keeps 20 numbers a sample rather than 100
-        (4, 10, 10, GRAM),  # 80
+        (4, 10, 10, INSTANTIATED),  # 100 rather than 80: small, and quicker
+        (4, 100, 100, GRAM),  # 800 rather than 10,000
+        (4, 91, 91, GRAM),  # 728 rather than 8,281: not small any more
+        (16, 64, 128, INSTANTIATED),  # 8,192 rather than 3,072
+        (10, 64, 128, GRAM),  # 8,192 rather than 1,920: more than four times as much
         (5, 10, 10, INSTANTIATED),  # 100 either way: instantiated costs less time
         (197, 384, 1152, GRAM),  # ViT-Small's qkv: 302,592 rather than 442,368
         (197, 384, 384, INSTANTIATED),  # its proj: 147,456 rather than 151,296
@@ -127,5 +131,5 @@ def test_a_zero_gradient_is_no_cancellation() -> None:
         (128, 768, 50257, GRAM),  # a language model's head
     ],
 )
-def test_the_form_that_keeps_less(positions: int, inputs: int, outputs: int, kept: str) -> None:
+def test_the_form_that_keeps_less_or_is_small(positions: int, inputs: int, outputs: int, kept: str) -> None:
     assert choose_method(positions, inputs, outputs) == kept

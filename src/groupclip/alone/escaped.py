@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..autograd.gate import use_at
+from ..autograd.tap import use_at
 from ..errors import UnsupportedOperation
 from ..nested import tensors_in
 

@@ -285,7 +285,9 @@ def _versions(modules: list[nn.Module]) -> list[tuple[Tensor, int]]:
     found: list[tuple[Tensor, int]] = []
     with torch._C.DisableTorchFunctionSubclass():
         for module in modules:
-            held = [p for p in module._parameters.values() if p is not None and not p.requires_grad]
-            held += [b for b in module._buffers.values() if b is not None]
-            found += [(t, t._version) for t in held if not t.is_inference()]
+            for held in (module._parameters, module._buffers):
+                for tensor in held.values():
+                    if tensor is None or tensor.is_inference() or (held is module._parameters and tensor.requires_grad):
+                        continue
+                    found.append((tensor, tensor._version))
     return found

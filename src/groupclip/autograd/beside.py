@@ -18,8 +18,9 @@ from ..errors import PrivacyViolation
 from ..nested import replaced
 from ..persample.base import PerSample
 from ..persample.dense import Dense
-from .gate import Target, tap
+from .gate import Target
 from .pass_state import Tape, in_backward, refuse_reentry
+from .tap import tap
 from .tensors import Private, PrivateTensor, slots
 from .vmap import NATIVE, Part, natively
 
@@ -120,7 +121,7 @@ def settled(tape: Tape, losses: Tensor) -> Tensor:
                 "sample may make those of others so: its presence would silence them. Compute it inside the model's forward, "
                 "or in a function of the samples alone: engine.per_sample(function, inputs)"
             )
-        targets.append([Target(slot, gate, lambda samples: samples)])
+        targets.append([Target(slot, gate)])
         grads.append(stacked)
     if not targets:
         return losses

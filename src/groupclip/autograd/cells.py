@@ -41,6 +41,12 @@ def cells_of(booked: Mapping[Key, Sequence[tuple[Part, PerSample]]]) -> list[Cel
     parts = {id(part): part for uses in booked.values() for part, _ in uses}
     if not parts:
         return []
+    first = next(iter(parts.values()))
+    if len(parts) == 1 and first.rows is None and first.batch:
+        together: dict[Key, list[PerSample]] = {}
+        for key, found in booked.items():
+            together[key] = [found[0][1]] if len(found) == 1 else [grads for _, grads in found]
+        return [Cell(first.batch, None, together)]
     cells: list[Cell[Key]] = []
     if all(part.rows is None for part in parts.values()):
         for batch in dict.fromkeys(part.batch for part in parts.values()):

@@ -14,9 +14,10 @@ from ..errors import UnsupportedOperation
 from ..nested import replaced, tensors_in
 from ..persample.base import PerSample
 from ..persample.pulled import Pulled
-from .gate import Gate, Slot, Target
+from .gate import Gate, Target
 from .operation import Call
 from .pass_state import Tape
+from .slot import Slot
 from .tensors import PrivateTensor
 
 

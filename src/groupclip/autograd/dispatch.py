@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._C._functorch import is_batchedtensor  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
 
 from ..errors import UnsupportedOperation
 from ..nested import PLAIN_TYPES, instances_in, replaced, tensors_in
@@ -25,11 +26,11 @@ from ..persample.base import PerSample
 from ..persample.dense import Dense
 from .beside import use_beside
 from .derived import derive
-from .gate import tap
 from .operation import DERIVED, RULE, VMAP, Call, NotSplit, tape_of
 from .reads import run
+from .tap import tap
 from .tensors import PRIVATE_TYPES, Private, PrivateParameter, PrivateTensor, send_uses_to, targets
-from .vmap import NestedLevel, Part, natively
+from .vmap import NATIVE, NestedLevel, Part, hooks_on_saved, natively
 
 
 class Rule(Protocol):
@@ -69,6 +70,8 @@ _PASSIVE: set[Any] = {
     Tensor.requires_grad_, Tensor.register_hook, Tensor.is_floating_point, Tensor.is_complex, Tensor.data_ptr,
     Tensor.untyped_storage, Tensor.element_size, Tensor.get_device, Tensor.__len__, Tensor.__repr__, Tensor.__hash__,
     Tensor.register_post_accumulate_grad_hook, Tensor.retain_grad, Tensor.__format__, Tensor.__reduce_ex__,
+    *(getattr(Tensor, name).__get__ for name in ("grad", "requires_grad", "shape", "dtype", "device", "ndim", "layout", "is_meta")),
+    getattr(Tensor, "grad").__set__,  # noqa: B009
     Tensor.is_shared, Tensor.share_memory_, torch._has_compatible_shallow_copy_type,  # pyright: ignore[reportPrivateImportUsage]
 }  # fmt: skip
 
@@ -97,7 +100,7 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any
             return func(*args, **kwargs)
         if func.__name__ in _PROPERTIES:
             result = func(*args, **kwargs)
-            if not isinstance(result, Tensor) or not result.requires_grad or func == Tensor.grad.__get__:  # pyright: ignore
+            if not isinstance(result, Tensor) or not result.requires_grad:
                 return result
         if func is Tensor.backward:
             raise UnsupportedOperation(
@@ -113,7 +116,8 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any
                 "a parameter is used by another thread than the one whose forward pass is under way: there its samples are "
                 "side by side"
             )
-        tape.follow_checkpoint()
+        if hooks_on_saved(True) is not None:
+            tape.follow_checkpoint()
         return split(Call(tape, part, func, args, kwargs, privates, plain))
 
 
@@ -138,24 +142,26 @@ def _sort(values: Iterable[Any], privates: list[Private], plain: list[Tensor]) -
 def split(call: Call) -> Any:
     """The first way that keeps the samples of this operation apart."""
     part, func = call.part, call.func
-    if func in CHECKS:
-        CHECKS[func](call, *call.args, **call.kwargs)
+    check, written_out, rule = CHECKS.get(func), WRITTEN_OUT.get(func), RULES.get(func)
+    if check is not None:
+        check(call, *call.args, **call.kwargs)
     for tensor in call.plain:
-        if part.holds(tensor):
+        if part.level == NATIVE or is_batchedtensor(tensor):
             break
     else:
         with natively():
             call.tell(DERIVED)
             return derive(call)
-    if func in WRITTEN_OUT:
+    if written_out is not None:
         try:
-            return WRITTEN_OUT[func](call, *call.args, **call.kwargs)
+            return written_out(call, *call.args, **call.kwargs)
         except NotSplit:
             pass
-    if func in RULES and part.on_top and not call.complex:
+    if rule is not None and part.on_top and not call.complex:
         try:
             with natively():
-                result = _logical(part, RULES[func](call, *call.args, **call.kwargs))
+                result = rule(call, *call.args, **call.kwargs)
+                result = part.logical(result) if isinstance(result, Tensor) else tuple(map(part.logical, result))
             call.tell(RULE)
             return result
         except (NotSplit, NestedLevel):
@@ -168,12 +174,6 @@ def dispatch_or_run(call: Call, func: Any, *args: Any) -> Any:
     if any(True for _ in instances_in(args, (PrivateParameter, PrivateTensor))):
         return dispatch(func, args, {})
     return run(call.part, func, args, {})
-
-
-def _logical(part: Part, result: Any) -> Any:
-    if isinstance(result, Tensor):
-        return part.logical(result)
-    return tuple(part.logical(r) for r in result)
 
 
 def _run_spread(call: Call) -> Any:

@@ -10,10 +10,10 @@ from torch import Tensor
 from ..errors import CoverageError
 from ..nested import PLAIN_TYPES
 from ..persample.base import PerSample
-from .gate import tap
 from .pass_state import Tape
+from .tap import tap
 from .tensors import PRIVATE_TYPES, Private, PrivateParameter, PrivateTensor, slots, tapes, targets
-from .vmap import Part
+from .vmap import NATIVE, Part
 
 #: How an operation was split by sample, for those who observe a pass.
 RULE = "rule"  # in closed form
@@ -62,9 +62,10 @@ class Call:
 
     def holds(self, operand: Any) -> bool:
         """Whether the operand differs from sample to sample."""
-        if type(operand) in PLAIN_TYPES or not isinstance(operand, Tensor) or self.is_private(operand):
-            return False
-        return self.part.holds(operand)
+        kind = type(operand)
+        if kind in PLAIN_TYPES or kind in PRIVATE_TYPES:
+            return self.part.level == NATIVE and kind in PRIVATE_TYPES and not operand.requires_grad
+        return isinstance(operand, Tensor) and self.part.holds(operand)
 
     def samples(self, operand: Any) -> Tensor:
         """The operand of all samples, ``[size, *logical]``; a constant is expanded.
@@ -72,7 +73,7 @@ class Call:
         Raises:
             NotSplit: it is private.
         """
-        if self.is_private(operand) or not isinstance(operand, Tensor):
+        if not isinstance(operand, Tensor) or (type(operand) in PRIVATE_TYPES and operand.requires_grad):
             raise NotSplit
         return self.part.physical(operand) if self.part.holds(operand) else self.part.each(operand)
 
@@ -89,7 +90,7 @@ class Call:
     @property
     def complex(self) -> bool:
         """Whether complex numbers take part: the rules' closed forms are those of real ones."""
-        return any([t.is_complex() for t in self.plain]) or any([p.is_complex() for p in self.privates])
+        return any(map(Tensor.is_complex, self.plain)) or any(map(Tensor.is_complex, self.privates))
 
     def tell(self, way: str) -> None:
         """Tell who observes the pass how this operation was split."""
@@ -104,12 +105,10 @@ def tape_of(privates: Sequence[Private], func: Any) -> Tape:
     Raises:
         CoverageError: they are of several engines, or of none.
     """
-    first = privates[0]
-    if len(privates) == 1 and type(first) is PrivateParameter and first._slot is not None:
-        return first._slot.group.tape
     tape: Tape | None = None
     for private in privates:
-        for other in tapes(private):
+        slot = private._slot if type(private) is PrivateParameter else None
+        for other in tapes(private) if slot is None else (slot.group.tape,):
             if tape is not None and other is not tape:
                 name = getattr(func, "__name__", str(func))
                 raise CoverageError(

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from ..clipping.functions import ClipFunction, LossReduction
 from ..errors import PrivacyViolation, UnsupportedOperation
 from ..nested import tensors_in
-from .vmap import NATIVE, Part, natively, saved_tensor_hooks, side_by_side
+from .vmap import NATIVE, Part, hooks_on_saved, natively, side_by_side
 
 if TYPE_CHECKING:
     from .gate import Gate
@@ -91,6 +91,7 @@ class Tape:
     _inside: bool = False
     _hooks: Any = None  # on what autograd saves, when the part began
     _thread: threading.Thread | None = None  # the one in a forward pass
+    _ident: int | None = None  # of that thread
     _lock: Any = field(default_factory=threading.Lock)
 
     def enter(self) -> None:
@@ -102,7 +103,7 @@ class Tape:
         self._require_alone()
         with self._lock:
             self._require_alone()
-            self._thread = threading.current_thread()
+            self._thread, self._ident = threading.current_thread(), threading.get_ident()
 
     def _require_alone(self) -> None:
         if self._thread not in (None, threading.current_thread()) and self._thread.is_alive():
@@ -128,7 +129,7 @@ class Tape:
     def on(self, part: Part) -> Iterator[None]:
         """Inside, uses of parameters are of these samples."""
         before, self.part = self.part, part
-        hooks, self._hooks = self._hooks, saved_tensor_hooks()
+        hooks, self._hooks = self._hooks, hooks_on_saved(True)
         try:
             yield
         finally:
@@ -140,7 +141,7 @@ class Tape:
         A checkpoint computes again when autograd asks its hooks for a tensor that it left out. Its hooks are replaced by the same
         with the samples side by side as they are now: the tensors it has kept are theirs.
         """
-        part, hooks = self.part, saved_tensor_hooks()
+        part, hooks = self.part, hooks_on_saved(True)
         if part is None or hooks is None or hooks is self._hooks or hooks == self._hooks:
             return
         pack, unpack = hooks
@@ -162,13 +163,13 @@ class Tape:
     def leave(self) -> None:
         """The end of a forward pass, whichever it was: one without gradients, in another thread, ends nothing."""
         if self.entered_here:
-            self._thread = None
+            self._thread = self._ident = None
             self.end_forward()
 
     @property
     def entered_here(self) -> bool:
         """Whether this thread is in a forward pass."""
-        return self._thread is threading.current_thread()
+        return self._ident == threading.get_ident()
 
     @property
     def inside_here(self) -> bool:

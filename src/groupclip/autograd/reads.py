@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ..nested import instances_in, replaced, tensors_in
+from ..nested import has_numbers, instances_in, replaced, tensors_in
 from .tensors import PrivateParameter, PrivateTensor
-from .vmap import NestedLevel, Part, natively
+from .vmap import NestedLevel, Part, hooks_on_saved, natively
 
 Run = Callable[..., Any]
 
@@ -57,7 +57,7 @@ class Reads(TorchFunctionMode):
         part: samples that run together.
         own: where the model makes constants that it writes samples into: each gets its own. None: that isn't followed.
         dispatch: runs an operation on private parameters.
-        seen: called at every operation.
+        seen: called at every operation under hooks on what autograd saves.
     """
 
     def __init__(self, part: Part, own: set[Position] | None, dispatch: Run, seen: Callable[[], None]) -> None:
@@ -66,7 +66,8 @@ class Reads(TorchFunctionMode):
         self._made: dict[int, Position] = {}  # memory -> where it was made
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen()
+        if hooks_on_saved(True) is not None:
+            self.seen()
         for kind in types:
             if kind is PrivateParameter or kind is PrivateTensor:
                 return self.dispatch(func, args, kwargs or {})
@@ -219,7 +220,16 @@ def _read_number(part: Part, func: Any, args: Any, kwargs: Any) -> Any:
             return func(
                 physical if not part.size else physical[0], *args[1:], **kwargs
             )  # the error that it is, if it is one
-        values = [func(x) for x in physical.reshape(-1).cpu().unbind()]
+        here = physical.reshape(-1).cpu()
+        if has_numbers(here):
+            keys = [key_of(number) for number in here.tolist()]
+            found: dict[Hashable, Any] = {}
+            for row, key in enumerate(keys):
+                if key not in found:  # of each number once
+                    found[key] = func(here[row])
+            values = [found[key] for key in keys]
+        else:
+            values = [func(x) for x in here.unbind()]
     return agreed([key_of(v) for v in values], values)
 
 

@@ -11,12 +11,11 @@ import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
-from torch.utils.weak import TensorWeakRef
 
 from ..errors import CoverageError
 
@@ -24,27 +23,18 @@ if TYPE_CHECKING:
     from .gate import Group
 
 
-@dataclass(frozen=True)
-class Left:
+class Left(NamedTuple):
     """A gradient as it was left in ``p.grad``. It isn't kept alive: ``zero_grad`` frees it as ever.
 
     Attributes:
-        grad: the tensor.
+        grad: the tensor. To be compared with, never to be used: torch may keep a tensor whose Python object nobody has.
         version: its version then: every change in place raises it.
         released: it is private: the noise is in it.
     """
 
-    grad: TensorWeakRef
+    grad: weakref.ref[Tensor]
     version: int
     released: bool
-
-    @classmethod
-    def of(cls, grad: Tensor | None, released: bool = False) -> Left | None:
-        return None if grad is None else cls(TensorWeakRef(grad), grad._version, released)
-
-    def stands(self, grad: Tensor | None) -> bool:
-        """Whether ``grad`` is that gradient, unchanged."""
-        return grad is not None and self.grad() is grad and grad._version == self.version
 
 
 def holds_something(grad: Tensor | None) -> bool:
@@ -75,15 +65,13 @@ def called_by_scaler() -> bool:
 
 def place_last(hooks: dict[int, object], key: int) -> None:
     """Make the hook the last one to run (torch runs them in the order of the dict)."""
-    if next(reversed(hooks)) != key:
-        hooks[key] = hooks.pop(key)
+    hooks[key] = hooks.pop(key)
 
 
 def place_first(hooks: dict[int, object], key: int) -> None:
     """Make the hook the first one to run."""
-    if next(iter(hooks)) != key:
-        for other in [k for k in hooks if k != key]:
-            hooks[other] = hooks.pop(other)
+    for other in [k for k in hooks if k != key]:
+        hooks[other] = hooks.pop(other)
 
 
 @dataclass(eq=False)
@@ -107,51 +95,56 @@ class Slot:
     wide: Tensor | None = None
     _arriving: Tensor | None = None
     _handles: tuple[RemovableHandle, ...] = ()
-    _hooked: int = 0  # the tensor inside the parameter that the hooks are on
+    hooked: int = 0  # the tensor inside the parameter that the hooks are on
 
     def hook(self) -> tuple[RemovableHandle, ...]:
         """See every gradient that comes to the parameter. The handles take the hooks off."""
-        landed = weakref.WeakMethod(self.landed)  # the garbage collector doesn't see through hooks of this kind
+        itself = weakref.ref(self)  # the garbage collector doesn't see through hooks of this kind
 
         def after(param: Tensor) -> None:
-            call = landed()
-            if call is not None:
-                call(param)
+            slot = itself()
+            if slot is not None:
+                slot.landed(param)
 
         self._handles = (
             self.param.register_hook(self.witness),
             self.param.register_post_accumulate_grad_hook(after),
         )
-        self._hooked = self.param._cdata
+        self.hooked = self.param._cdata
         return self._handles
 
     def keep_hooks(self) -> None:
         """``torch.utils.swap_tensors`` puts another tensor into the parameter, and autograd doesn't know its hooks."""
         param: Any = self.param
-        if param._cdata != self._hooked:
-            self._hooked = param._cdata
-            param._backward_hooks = param._backward_hooks  # setting them tells autograd
-            param._post_accumulate_grad_hooks = param._post_accumulate_grad_hooks
+        self.hooked = param._cdata
+        param._backward_hooks = param._backward_hooks  # setting them tells autograd
+        param._post_accumulate_grad_hooks = param._post_accumulate_grad_hooks
 
     def sum_in(self, grad: Tensor) -> Tensor:
         """What ``grad``, found in ``p.grad``, stands for: the wider sum beside it, unless it was cleared since.
 
         ``zero_grad(set_to_none=False)`` clears ``p.grad`` alone: the wide sum is of samples that were given up then.
         """
-        if self.wide is None or self.left is None or self.left.released or not self.left.stands(grad):
+        left = self.left
+        if self.wide is None or left is None or left.released or left.grad() is not grad or left.version != grad._version:
             return grad
         return self.wide
 
     def deliver(self, total: Tensor) -> Tensor:
         """The gate's clipped sum, on its way to the parameter. Other hooks, whenever they came, run between ours."""
-        self._arriving = total if self.keeps_wide and total.dtype != self.param.dtype else None
-        total = total.to(self.param.dtype)
+        own = self.param.dtype
+        if total.dtype != own:
+            self._arriving = total if self.keeps_wide else None
+            total = total.to(own)
         self.delivered = total
         if self._handles:
             witness, landed = self._handles
-            with torch._C.DisableTorchFunctionSubclass():
-                place_last(self.param._backward_hooks, witness.id)  # pyright: ignore[reportArgumentType]
-                place_first(self.param._post_accumulate_grad_hooks, landed.id)  # pyright: ignore[reportAttributeAccessIssue]
+            param: Any = self.param
+            before, after = param._backward_hooks, param._post_accumulate_grad_hooks
+            if next(reversed(before)) != witness.id:
+                place_last(before, witness.id)
+            if next(iter(after)) != landed.id:
+                place_first(after, landed.id)
         return total
 
     def forget_delivery(self) -> None:
@@ -160,17 +153,13 @@ class Slot:
 
     def landed(self, param: Tensor) -> None:
         """Hook on the parameter, after its gradient was accumulated: note it."""
-        arriving, self._arriving = self._arriving, None
-        if arriving is not None:
+        if (arriving := self._arriving) is not None:
+            self._arriving = None
             onto = self.wide if self.left is not None and not self.left.released else None
             self.wide = arriving if onto is None else onto.add_(arriving)
-        self.note(param)
-        if several_processes():
-            at_the_very_end(lambda: self.note(param))
-
-    def note(self, param: Tensor) -> None:
         with torch._C.DisableTorchFunctionSubclass():
-            self.left = Left.of(param.grad)
+            grad = param.grad
+        self.left = None if grad is None else Left(weakref.ref(grad), grad._version, released=False)
 
     def witness(self, grad: Tensor) -> None:
         """Hook on the parameter: nothing but the gate's clipped sum may become its gradient."""

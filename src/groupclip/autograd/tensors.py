@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import CoverageError
-from .gate import Slot, Target
+from .gate import Target
 from .pass_state import ELSEWHERE, Tape
+from .slot import Slot
 
 if TYPE_CHECKING:
     from .derived import Derived
@@ -33,7 +34,7 @@ class PrivateParameter(nn.Parameter):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _dispatch[torch.compiler.is_compiling()](func, args, kwargs or {})
+        return _dispatch[torch.compiler.is_dynamo_compiling()](func, args, kwargs or {})
 
     def __reduce_ex__(self, protocol: int) -> Any:
         # Pickled as the plain parameter that it is: the engine isn't part of the model.
@@ -54,7 +55,7 @@ class PrivateTensor(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _dispatch[torch.compiler.is_compiling()](func, args, kwargs or {})
+        return _dispatch[torch.compiler.is_dynamo_compiling()](func, args, kwargs or {})
 
 
 Private = PrivateParameter | PrivateTensor
@@ -77,7 +78,7 @@ def targets(operand: Private) -> list[Target]:
         return operand._derived.targets()
     slot = operand._slot
     assert slot is not None
-    return [Target(slot, slot.group.open_gate(), lambda samples: samples)]
+    return slot.group.open_gate().targets(slot)
 
 
 def tapes(private: Private) -> Iterator[Tape]:

@@ -9,7 +9,7 @@ A tensor of the model is *logical*: of one sample. The tensor behind it is *phys
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -77,9 +77,9 @@ class natively:
     __slots__ = ("_levels",)
 
     def __enter__(self) -> None:
-        self._levels: list[Any] = []
+        self._levels = levels = []
         while functorch.peek_interpreter_stack() is not None:
-            self._levels.append(functorch.pop_dynamic_layer_stack())
+            levels.append(functorch.pop_dynamic_layer_stack())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -105,6 +105,34 @@ def is_inside_a_transform() -> bool:
     return functorch.peek_interpreter_stack() is not None
 
 
-def saved_tensor_hooks() -> Any:
-    """The innermost hooks on what autograd saves: a checkpoint's, or None."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True)  # pyright: ignore[reportAttributeAccessIssue]
+#: Of True: the innermost hooks on what autograd saves: a checkpoint's, or None.
+hooks_on_saved: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks  # pyright: ignore[reportAttributeAccessIssue]
+
+
+class below:
+    """Inside, in a backward pass: plain tensors below every transform, and full precision.
+
+    A backward pass may run inside autocast, which would compute norms from half-precision products.
+    """
+
+    __slots__ = ("_device", "_undo")
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+
+    def __enter__(self) -> None:
+        plain = torch._C.DisableTorchFunctionSubclass()
+        plain.__enter__()
+        self._undo: list[Any] = [plain]
+        if functorch.peek_interpreter_stack() is not None:
+            self._add(natively())
+        if torch.is_autocast_enabled(self._device):
+            self._add(torch.autocast(self._device, enabled=False))
+
+    def _add(self, context: Any) -> None:
+        context.__enter__()
+        self._undo.append(context)
+
+    def __exit__(self, *error: Any) -> None:
+        while self._undo:
+            self._undo.pop().__exit__(*error)

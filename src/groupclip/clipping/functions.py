@@ -44,7 +44,7 @@ class Automatic(ClipFunction):
             raise ValueError(f"gamma={self.gamma} must be positive and finite")
 
     def factors(self, norms: Tensor, threshold: float) -> Tensor:
-        return threshold / (norms + self.gamma)
+        return (norms + self.gamma).reciprocal() * threshold
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Abadi(ClipFunction):
     name = "abadi"
 
     def factors(self, norms: Tensor, threshold: float) -> Tensor:
-        return (threshold / norms).clamp(max=1.0)
+        return (norms.reciprocal() * threshold).clamp(max=1.0)
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,9 @@ def bounded_factors(clip: ClipFunction, norms: Tensor, threshold: float, dtype: 
     """
     raw = clip.factors(norms, threshold)
     # The function may be the user's own: the bound is enforced here, where the noise relies on it.
-    capped = torch.minimum(raw, threshold / norms).clamp(min=0.0)
-    return torch.where(torch.isfinite(norms) & torch.isfinite(capped), capped, 0.0) * (1.0 - _ROUNDING[dtype])
+    capped = torch.minimum(raw, norms.reciprocal() * threshold).clamp(min=0.0)
+    # infinite norms have the factor 0 by the bound, and what is no number has it here
+    return torch.nan_to_num(capped, nan=0.0, posinf=0.0) * (1.0 - _ROUNDING[dtype])
 
 
 #: What the last roundings of a factor and a norm amount to in float64, where factors aren't shortened otherwise.
@@ -133,6 +134,6 @@ def shortened(factors: Tensor, norms: Tensor, room: Tensor | float) -> Tensor:
     """
     longest = norms * (1 + _LAST) + room
     tiny = torch.finfo(norms.dtype).tiny
-    share = torch.nn.functional.threshold(torch.nan_to_num(norms / longest, nan=0.0), tiny, 0.0)  # less hasn't all its bits
+    share = torch.threshold(torch.nan_to_num(norms / longest, nan=0.0), tiny, 0.0)  # less hasn't all its bits
     held = factors * share
-    return torch.nn.functional.threshold(held, torch.finfo(held.dtype).tiny, 0.0)
+    return torch.threshold(held, torch.finfo(held.dtype).tiny, 0.0)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from ..autograd.gate import Slot
+from ..autograd.slot import Slot
 from ..autograd.tensors import PrivateParameter
 from ..errors import PrivacyViolation
 

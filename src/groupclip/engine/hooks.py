@@ -55,7 +55,8 @@ def show_private(slots: Sequence[Slot]) -> None:
             if type(slot.param) is not PrivateParameter or slot.param._slot is not slot:
                 slot.param.__class__ = PrivateParameter
                 slot.param._slot = slot  # pyright: ignore[reportAttributeAccessIssue]
-            slot.keep_hooks()
+            if slot.param._cdata != slot.hooked:
+                slot.keep_hooks()
 
 
 def show_plain(slots: Sequence[Slot]) -> None:

@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..autograd.gate import Slot
-from ..autograd.slot import Left, called_by_scaler, holds_something, several_processes
+from ..autograd.slot import Slot, called_by_scaler
 from ..clipping.budget import GroupNoise
-from ..errors import GroupClipError, PrivacyViolation
+from ..errors import PrivacyViolation
+from ..noise.jointly import add_to_all
 from ..noise.sources import NoiseSource
 from ..privacy.ledger import Ledger
 from ..sampling.claims import Owner
 from ..sampling.marks import Marks, marks
 from .checks import check_optimizer
+from .custody import AGAIN, SCALER, Custody, Found, some
 from .processes import check_alone
 from .unmoved import Unmoved
 
 _log = logging.getLogger("groupclip")
-
-#: After something went wrong in a logical batch. One that is drawn and has no step is no batch of the plan's sampling any more.
-AGAIN = (
-    "call engine.discard() and backpropagate all micro-batches of this logical batch again (keep them in a list), or give it up: "
-    "the next step counts as your own sampling then"
-)
-
 
 class PrivateStep:
     """What lies between the clipped sums in ``p.grad`` and ``optimizer.step``.
@@ -51,9 +46,10 @@ class PrivateStep:
         self._slots, self._ledger, self._noise, self._amounts = slots, ledger, noise, amounts
         self._show_plain, self._show_private = plain, private
         self._seen: Counter[str] = Counter()  # group -> samples since the last step: secret
-        self._acting: Counter[str] = Counter()  # group -> those of them whose gradient isn't zero: secret
-        for slot in slots:
-            slot.keeps_wide = ledger is not None
+        self._norms: list[tuple[str, Tensor]] = []  # of the pass under way, by group: secret
+        # groups -> how many samples had a gradient other than zero in each: secret
+        self._acting: dict[tuple[str, ...], Tensor] = {}
+        self._custody = Custody(slots, noise_to_come=ledger is not None)
         self._weights = Unmoved(slots)
         self._broken = self._warned = False
         self._own_passes: set[int] = set()  # of the user's own backward that began and haven't ended
@@ -63,9 +59,20 @@ class PrivateStep:
 
     def saw(self, group: str, norms: Tensor) -> None:
         """A group clipped samples of the logical batch, whose gradients there have these norms ``[B]``."""
-        self._seen[group] += len(norms)
+        self._seen[group] = self._seen.get(group, 0) + norms.shape[0]
         if self._ledger is not None:  # a pass that no step follows may be of tensors without numbers (groupclip.memory)
-            self._acting[group] += int(((norms > 0) & torch.isfinite(norms)).sum())
+            self._norms.append((group, norms))
+
+    def _count(self) -> None:
+        """Add those of the last pass that act to the logical batch's, of all groups at once."""
+        alike: dict[tuple[int, torch.device], list[tuple[str, Tensor]]] = {}
+        for group, norms in self._norms:
+            alike.setdefault((norms.shape[0], norms.device), []).append((group, norms))
+        self._norms.clear()
+        for found in alike.values():
+            groups, norms = tuple([group for group, _ in found]), torch.stack([norms for _, norms in found])
+            acting = ((norms > 0) & (norms < math.inf)).sum(dim=1)
+            self._acting[groups] = self._acting[groups] + acting if groups in self._acting else acting
 
     def called(self, batch: Tensor) -> None:
         """The model is called with this batch, and gradients are recorded."""
@@ -73,17 +80,20 @@ class PrivateStep:
 
     def passed(self) -> None:
         """A backward pass of the last call adds to the logical batch."""
+        self._count()
         if self._called is not None:
             self._passes.append(self._called)
             self._called = None
 
-    def seen(self) -> tuple[Counter[str], Counter[str]]:
+    def seen(self) -> Counter[str]:
         """What :meth:`back_to` goes back to when a backward pass fails: its samples may come again. Secret."""
-        return self._seen.copy(), self._acting.copy()
+        self._count()
+        return self._seen.copy()
 
-    def back_to(self, seen: tuple[Counter[str], Counter[str]]) -> None:
+    def back_to(self, seen: Counter[str]) -> None:
         """Forget the samples of the backward pass that failed."""
-        self._seen, self._acting = seen
+        self._seen = seen
+        self._norms.clear()
 
     @property
     def training(self) -> str:
@@ -121,6 +131,7 @@ class PrivateStep:
         if not self._own_passes:  # not one inside another (a re-entrant checkpoint)
             self.check_accumulation()
         self._own_passes.add(task)
+        self._custody.note_at_the_end()
         self.passed()
         torch.autograd.Variable._execution_engine.queue_callback(lambda: self._own_passes.discard(task))
 
@@ -130,8 +141,7 @@ class PrivateStep:
 
     def discard(self) -> None:
         """Forget the logical batch under way."""
-        for slot in self._slots:
-            slot.param.grad = slot.left = slot.wide = None
+        self._custody.drop()
         self._forget()
         self._weights.forget()
         self._amounts.discard()
@@ -147,13 +157,13 @@ class PrivateStep:
         """
         if self._broken:
             raise PrivacyViolation(_BROKEN)
-        self._check_fresh()
-        self._check_untouched()
+        found = self._custody.look()
+        self._custody.check(found)
         if self._ledger is not None:
             _require_unmoved(self._weights.moved_since_first())
-        self._give_up_what_was_cleared()
-        for slot, grad in self._gradients():
-            if slot.left is not None and not slot.left.stands(grad):
+        self._give_up_what_was_cleared(found)
+        for slot, _, stands in found:
+            if not stands and slot.left is not None:
                 slot.left = slot.wide = None  # cleared by zero_grad
 
     def check_landed(self) -> None:
@@ -162,15 +172,7 @@ class PrivateStep:
         Raises:
             PrivacyViolation: a hook of the user's changed one or took it away.
         """
-        if several_processes():  # they were averaged meanwhile
-            for slot, grad in self._gradients():
-                slot.left = Left.of(grad)
-        gone = [slot.name for slot, grad in self._gradients() if slot.left is not None and not slot.left.stands(grad)]
-        if self._ledger is not None and gone:
-            raise PrivacyViolation(
-                f"in the backward pass, a hook changed the clipped gradient of {_some(gone)} or took it away, before it had noise; "
-                "such a hook may look at gradients and no more: an optimizer step in it, or a clip, would be without noise"
-            )
+        self._custody.check_landed()
 
     def before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Optimizer pre-step hook. The event is counted when the noise is added: from then on the gradient is released."""
@@ -190,14 +192,10 @@ class PrivateStep:
         if self._ledger is not None and self._owner is not None:
             check_alone()  # again: the group may have been made since
             if called_by_scaler():
-                raise PrivacyViolation(f"optimizer.step was called by a GradScaler: {_SCALER}")
-            self._check_fresh()
-            self._check_untouched()
-            _require_unmoved(self._weights.moved_at_step())
-            self._ledger.check()
-            self._give_up_what_was_cleared()
-            self._owner.check_filling(_most(self._seen), _most(self._acting))
-            self._check_finite()
+                raise PrivacyViolation(f"optimizer.step was called by a GradScaler: {SCALER}")
+            found = self._custody.look()
+            self._custody.check(found)
+            self._check_batch(self._ledger, self._owner, found)
             # Counted first: whatever interrupts what follows, no noise is added that isn't counted.
             if self._owner.resumed_at is not None:  # batches lost in a crash may have been counted since
                 self._owner.resumed_at = self._ledger.steps
@@ -205,7 +203,7 @@ class PrivateStep:
             self._ledger.record("groupclip" if own else "user")
             if not own:
                 self._say_whose_sampling()
-            self._make_private(self._ledger.mechanism.expected_batch_size)
+            self._make_private(found, self._ledger.mechanism.expected_batch_size)
         self._forget()
         self._show_plain()
 
@@ -213,28 +211,16 @@ class PrivateStep:
         """The samples since the last step: released by now, or given up."""
         self._seen.clear()
         self._acting.clear()
+        self._norms.clear()
         self._passes.clear()
 
-    def _give_up_what_was_cleared(self) -> None:
-        """``zero_grad`` before the step gives samples up: the noise is for whole batches, so what remains isn't one.
-
-        Raises:
-            PrivacyViolation: some of the gradients were cleared, and others hold the same samples still.
-        """
-        sums = [(slot, grad) for slot, grad in self._gradients() if slot.left is not None and not slot.left.released]
-        sums = [(slot, grad) for slot, grad in sums if slot.param.requires_grad]  # freezing takes the gradient away
-        cleared = [slot.name for slot, grad in sums if slot.left is not None and not slot.left.stands(grad)]
-        if not cleared or self._ledger is None:
-            return
-        if len(cleared) < len(sums):
-            raise PrivacyViolation(
-                f"p.grad of {_some(cleared)} was cleared before the step, and others hold the samples of this logical batch still. "
-                "Clear all of them by optimizer.zero_grad() after the step, or freeze a parameter with requires_grad_(False)"
-            )
-        for slot, _ in sums:
-            slot.left = slot.wide = None
-        self._forget()
-        self._amounts.discard()
+    def _give_up_what_was_cleared(self, found: Sequence[Found]) -> bool:
+        """``zero_grad`` before the step gives samples up: the noise is for whole batches, so what remains isn't one."""
+        given_up = self._custody.was_given_up(found)
+        if given_up:
+            self._forget()
+            self._amounts.discard()
+        return given_up
 
     def _say_whose_sampling(self) -> None:
         """Once an engine, in its first such step: the statement would say it when all is spent."""
@@ -249,71 +235,48 @@ class PrivateStep:
                 "groupclip.logical_batches(dataset, mechanism)"
             )
 
-    def _check_fresh(self) -> None:
-        for slot, grad in self._gradients():
-            if slot.left is not None and slot.left.released and slot.left.stands(grad) and holds_something(grad):
-                raise GroupClipError(
-                    "p.grad still holds the private gradient of the last step: call optimizer.zero_grad() before the next "
-                    "logical batch, or it would be added to the new one"
-                )
-
-    def _check_untouched(self) -> None:
-        if self._ledger is None:
-            return
-        changed = [
-            slot.name
-            for slot, grad in self._gradients()
-            if not (slot.left is not None and slot.left.stands(grad)) and holds_something(grad)
-        ]
-        if changed:
-            raise PrivacyViolation(
-                f"p.grad of {_some(changed)} isn't what the last backward pass left there, so the noise wouldn't fit it. Leave "
-                "gradients alone until optimizer.step: no scaling, no clip_grad_norm_ (inf writes them anew too, as the Trainer of "
-                "Hugging Face does in every step: docs/huggingface.md has a loop to use instead). If it was a GradScaler: "
-                f"{_SCALER}. To go on, {AGAIN}"
-            )
-
-    def _gradients(self) -> Iterator[tuple[Slot, Tensor | None]]:
-        with torch._C.DisableTorchFunctionSubclass():
-            gradients = [slot.param.grad for slot in self._slots]
-        return zip(self._slots, gradients, strict=True)
-
-    def _check_finite(self) -> None:
-        sums = [slot.sum_in(grad) for slot, grad in self._gradients() if grad is not None]
-        if not _are_finite(sums):
+    def _check_batch(self, ledger: Ledger, owner: Owner, found: Sequence[Found]) -> None:
+        """What the step is about to release. Whatever the device has to be asked for in a step is asked here, at once."""
+        sums = [grad if slot.wide is None else slot.sum_in(grad) for slot, grad, _ in found if grad is not None]
+        self._count()
+        acting, finite, moved = _asked(self._acting, sums, self._weights.seem_moved())
+        if moved:
+            _require_unmoved(self._weights.moved_at_step())
+        ledger.check()
+        owner.check_filling(_most(self._seen), 0 if self._give_up_what_was_cleared(found) else acting)
+        if not finite:
             raise PrivacyViolation(
                 "a summed gradient isn't finite, though every sample was bounded: the sum is too large for its dtype. Call "
                 "engine.discard() to give up this logical batch, and attach again with a smaller threshold or float32 parameters"
             )
 
-    def _make_private(self, expected_batch_size: float) -> None:
+    def _make_private(self, found: Sequence[Found], expected_batch_size: float) -> None:
         stds = self._amounts.stds
         sums: list[tuple[Slot, Tensor, Tensor]] = []  # gradients, and what is released: for half-precision ones wider
-        for slot in self._slots:
+        for slot, grad, _ in found:
             if not slot.param.requires_grad:
                 slot.param.grad = slot.wide = None  # frozen since: it takes no part, and what came before has no noise
                 continue
-            if slot.param.grad is None:  # unused in this step, or an empty batch: noise all the same
-                slot.param.grad, slot.wide = torch.zeros_like(slot.param.data), None
-            grad = slot.param.grad
-            sums.append((slot, grad, slot.sum_in(grad)))
-        for slot, _, total in sums:
-            self._noise.add_(total, stds[slot.group.name])
+            if grad is None:  # unused in this step, or an empty batch: noise all the same
+                grad = slot.param.grad = torch.zeros_like(slot.param.data)
+                slot.wide = None
+            sums.append((slot, grad, grad if slot.wide is None else slot.sum_in(grad)))
+        add_to_all(self._noise, [(total, stds[slot.group.name]) for slot, _, total in sums])
         # Not in one loop: after each operation of theirs, torch's threads keep the processors busy for a while.
+        if sums:
+            torch._foreach_div_([total for _, _, total in sums], expected_batch_size)  # pyright: ignore[reportPrivateImportUsage]
         for slot, grad, total in sums:
-            total.div_(expected_batch_size)
             if total is not grad:
                 grad.copy_(total)  # rounded once, and it is private by now
             slot.wide = None
-            slot.left = Left.of(grad, released=True)
+        self._custody.note(released=True)
         self._amounts.advance(expected_batch_size)
         for slot in self._slots:
             slot.group.threshold = self._amounts.thresholds[slot.group.name]
 
     def after(self, *_: Any) -> None:
         """Optimizer post-step hook."""
-        for slot, grad in self._gradients():
-            slot.left = Left.of(grad, released=True)
+        self._custody.note(released=True)
         if self._ledger is not None:
             self._weights.release()
         self._show_private()
@@ -322,7 +285,7 @@ class PrivateStep:
 def _require_unmoved(moved: list[str]) -> None:
     if moved:
         raise PrivacyViolation(
-            f"the weights of {_some(moved)} moved since the first backward pass of this logical batch, and not by the attached "
+            f"the weights of {some(moved)} moved since the first backward pass of this logical batch, and not by the attached "
             "optimizer's step (sharpness-aware minimisation, adversarial weights, an update by hand, weights that were loaded or "
             "averaged): the gradients of the batch have no noise yet, so neither has what moved by them. Move weights between "
             "optimizer.step() and the next backward pass alone. To go on, put them back as they were and call engine.discard(), "
@@ -334,10 +297,6 @@ def _most(counts: Counter[str]) -> int:
     return max(counts.values(), default=0)
 
 
-def _some(names: list[str]) -> str:
-    return ", ".join(repr(name) for name in names[:3]) + (" .." if len(names) > 3 else "")
-
-
 _NOT_ONE_BATCH = (
     "a step was not on exactly one whole logical batch: samples of it were left out (a micro-batch skipped, or zero_grad() between "
     "micro-batches, which belongs after the step), others or the same ones twice were there, it had a step already, or batches "
@@ -347,19 +306,26 @@ _NOT_ONE_BATCH = (
 _YOUR_OWN = (
     "It counts as your own sampling, and no epsilon is stated unless you answer for it by sampling_vouched_by_user=True"
 )
-_SCALER = (
-    "it would divide the clipped sum after the fact, and skip a step by looking at gradients without noise. Do without it: "
-    "bfloat16 needs none, and for float16 give engine.backward a constant loss_scale"
-)
+def _asked(
+    acting: Mapping[tuple[str, ...], Tensor], sums: Sequence[Tensor], flags: Sequence[Tensor]
+) -> tuple[int, bool, bool]:
+    """The most samples that act in a group, whether the sums are finite, and whether a flag is set: the device is asked once.
 
-
-def _are_finite(tensors: list[Tensor]) -> bool:
-    """Asked of the device once, without a tensor as large as any of them."""
-    if not tensors:
-        return True
-    ends = [end.to(tensors[0].device, torch.float64) for t in tensors if t.numel() for end in torch.aminmax(t)]
-    return not ends or bool(torch.isfinite(torch.stack(ends)).all())
-
+    Nothing of a sum's size is made.
+    """
+    filled = [total for total in sums if total.numel()]
+    lengths = torch._foreach_norm(filled, math.inf) if filled else ()  # pyright: ignore[reportPrivateImportUsage]
+    numbers = [*acting.values(), *flags, *lengths]
+    if not numbers:
+        return 0, True, False
+    home = numbers[0].device
+    told = torch.cat([number.to(home, torch.float64).view(-1) for number in numbers]).tolist()
+    counts: Counter[str] = Counter()
+    for groups in acting:
+        for group in groups:
+            counts[group] += int(told.pop(0))
+    flagged, lengths = told[: len(flags)], told[len(flags) :]
+    return _most(counts), all(map(math.isfinite, lengths)), any(flagged)
 
 
 _BROKEN = (

@@ -8,6 +8,8 @@ neither. Between a step and the next backward pass, everything that is known has
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,15 +28,27 @@ class Unmoved:
 
     def __init__(self, slots: Sequence[Slot]) -> None:
         self._slots = slots
-        self._released: list[Tensor] | None = None
-        self._first: list[Tensor] | None = None
+        self._views: list[_View | None] = [None] * len(slots)
+        self._released: _Look | None = None
+        self._first: _Look | None = None
 
     def moved_since_first(self) -> list[str]:
         """Names of parameters that are other than at the first backward pass, which this one is where there was none."""
         now = self._look()
         if self._first is None:
             self._first = now
+            return []
         return self._differing(self._first, now)
+
+    def seem_moved(self) -> list[Tensor]:
+        """On the devices, whether :meth:`moved_at_step` may have something to say: so that they are asked together with others."""
+        first = self._first
+        if first is None:
+            return []
+        now = self._look()
+        if first.homes != now.homes or first.counts != now.counts:
+            return [torch.ones((), dtype=torch.bool)]
+        return [(_bits(first.values[home]) != _bits(now.values[home])).any() for home in now.values]
 
     def moved_at_step(self) -> list[str]:
         """Names of parameters that are other than in the backward passes, and aren't as the last step left them either."""
@@ -52,25 +66,70 @@ class Unmoved:
         """The logical batch is given up."""
         self._first = None
 
-    def _look(self) -> list[Tensor]:
+    def _look(self) -> _Look:
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
-            return [some_of(slot.param.detach()) for slot in self._slots]
+            views: list[Tensor] = []
+            for i, slot in enumerate(self._slots):
+                param, known = slot.param, self._views[i]
+                at = (param.device, param.dtype, param.numel(), param.data_ptr() if param.is_contiguous() else 0)
+                if known is None or known.at != at or not at[3]:
+                    known = self._views[i] = _View(at, _spread(param.detach()))
+                views.append(known.elements)
+            homes = [(view.device, view.dtype) for view in views]
+            by_home = {
+                home: torch.cat([view for view, other in zip(views, homes, strict=True) if other == home])
+                for home in dict.fromkeys(homes)
+            }
+            return _Look(homes, [view.numel() for view in views], by_home)
 
-    def _differing(self, before: list[Tensor], now: list[Tensor]) -> list[str]:
-        pairs = zip(self._slots, before, now, strict=True)
-        if len({(t.device, t.dtype) for t in (*before, *now)}) == 1 and _equal(torch.cat(before), torch.cat(now)):
-            return []  # one comparison, which on a GPU is one wait
+    def _differing(self, before: _Look, now: _Look) -> list[str]:
+        if before.homes == now.homes and all(_equal(before.values[home], now.values[home]) for home in now.values):
+            return []  # one comparison a dtype and device, which on a GPU is a wait
         # a model that was cast or moved has the same weights, rounded
+        pairs = zip(self._slots, before.each(), now.each(), strict=True)
         return [slot.name for slot, old, new in pairs if not _equal(old.to(new.device, new.dtype), new)]
+
+
+class _View(NamedTuple):
+    """Elements of a weight, as a view of its memory, which is at ``at``: device, dtype, length, address (0: it can't be kept)."""
+
+    at: tuple[torch.device, torch.dtype, int, int]
+    elements: Tensor
+
+
+@dataclass(frozen=True)
+class _Look:
+    """Elements of all weights as they were: of each its device and dtype, and how many; and copies, of each device and dtype."""
+
+    homes: list[tuple[torch.device, torch.dtype]]
+    counts: list[int]
+    values: dict[tuple[torch.device, torch.dtype], Tensor]
+
+    def each(self) -> list[Tensor]:
+        """The elements of each weight."""
+        taken = dict.fromkeys(self.values, 0)
+        found: list[Tensor] = []
+        for home, count in zip(self.homes, self.counts, strict=True):
+            found.append(self.values[home][taken[home] : taken[home] + count])
+            taken[home] += count
+        return found
 
 
 def some_of(weight: Tensor) -> Tensor:
     """Elements spread over it evenly, flat: a copy."""
+    return _spread(weight).clone()
+
+
+def _spread(weight: Tensor) -> Tensor:
     flat = weight.reshape(-1)
-    every = max(1, len(flat) // _MOST) | 1  # odd: not always the same column
-    return flat[::every].clone()
+    every = max(1, flat.numel() // _MOST) | 1  # odd: not always the same column
+    return flat[::every]
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
     """Bit by bit: nan equals itself."""
-    return a.dtype == b.dtype and a.device == b.device and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+    return a.dtype == b.dtype and a.device == b.device and torch.equal(_bits(a), _bits(b))
+
+
+def _bits(x: Tensor) -> Tensor:
+    return x.view(torch.uint8)

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
-from ..autograd.gate import Gate, Group, Slot
+from ..autograd.gate import Gate, Group
+from ..autograd.slot import Slot
 from ..autograd.vmap import Part
 from ..nested import tensors_in
 from ..persample.base import PerSample

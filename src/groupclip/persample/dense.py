@@ -8,12 +8,16 @@ from torch import Tensor
 from .base import PerSample
 from .norms import INSTANTIATED, accumulation_dtype, lost, square_sums
 
+#: Entries of a parameter up to which its gradients are normed and summed together with those of others (:mod:`.small`).
+SMALL = 1 << 12
+
 
 class Dense(PerSample):
     """``grads [B, *shape]`` as one tensor."""
 
     def __init__(self, grads: Tensor) -> None:
         self.grads = grads
+        self._wide = accumulation_dtype(grads.dtype)
         self._square_norms: Tensor | None = None
 
     @property
@@ -34,11 +38,11 @@ class Dense(PerSample):
         return self._square_norms
 
     def square_rooms(self) -> float:
-        return lost(accumulation_dtype(self.grads.dtype), self.grads[0].numel() if len(self.grads) else 0)
+        return lost(self._wide, self.grads.shape[1:].numel())
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
-        grads = self.grads.to(accumulation_dtype(self.grads.dtype))
-        return torch.mv(_rows(grads).t(), factors.to(grads.dtype)).view(grads.shape[1:])
+        rows = self.rows().to(self._wide)
+        return torch.mv(rows.t(), factors.to(self._wide)).view(self.grads.shape[1:])
 
     def instantiate(self) -> Tensor:
         return self.grads
@@ -48,10 +52,16 @@ class Dense(PerSample):
 
     def settle(self, method: str) -> Dense:
         del method
-        self.square_norms()
+        if not self.is_small:
+            self.square_norms()
         return self
 
+    @property
+    def is_small(self) -> bool:
+        """Whether the gradients are worth laying side by side with others."""
+        return self.grads.numel() <= SMALL * self.grads.shape[0]
 
-def _rows(grads: Tensor) -> Tensor:
-    """``[B, n]``, for parameters without dimensions (a learnt temperature) too."""
-    return grads.flatten(1) if grads.dim() > 1 else grads.unsqueeze(1)
+    def rows(self) -> Tensor:
+        """``[B, n]``, for parameters without dimensions (a learnt temperature) too."""
+        grads = self.grads
+        return grads if grads.dim() == 2 else grads.flatten(1) if grads.dim() > 1 else grads.unsqueeze(1)

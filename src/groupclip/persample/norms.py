@@ -31,16 +31,27 @@ _BLOCK = 1 << 20  # columns whose squares are summed in float32 before float64 t
 _ROUNDINGS = (8.0, 1.0)
 
 
+#: Entries of a weight that is worth instantiating, and by how much more it may keep then: its norm and its sum are one operation
+#: each, and the Gram form's are twenty.
+_FEW, _MORE = 1 << 13, 4
+
+
 def choose_method(positions: int, inputs: int, outputs: int) -> str:
-    """The method that keeps fewer numbers per sample until the group ends: T(d+p) or dp."""
-    return INSTANTIATED if inputs * outputs <= positions * (inputs + outputs) else GRAM
+    """The method that keeps fewer numbers per sample until the group ends: T(d+p) or dp; for small weights the quicker one."""
+    instantiated, factors = inputs * outputs, positions * (inputs + outputs)
+    if instantiated <= factors or (instantiated <= _FEW and instantiated <= _MORE * factors and positions > 1):
+        return INSTANTIATED
+    return GRAM
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """Norms and factors live in float32 or better, never below. Complex gradients (of derived tensors) stay complex."""
-    if dtype.is_complex:
-        return torch.complex128 if dtype == torch.complex128 else torch.complex64
-    return torch.float64 if dtype == torch.float64 else torch.float32
+    if dtype in _WIDE:
+        return _WIDE[dtype]
+    return torch.complex64 if dtype.is_complex else torch.float32
+
+
+_WIDE = {d: d for d in (torch.float32, torch.float64, torch.complex64, torch.complex128)}
 
 
 def square_sums(x: Tensor) -> Tensor:
@@ -49,8 +60,10 @@ def square_sums(x: Tensor) -> Tensor:
     ``torch.linalg.vector_norm`` in float32 on CPU comes out too small on long vectors (2.7e-3 at 4e7 elements),
     which would let samples keep more than R. Blocks are summed pairwise in float32, the blocks in float64.
     """
-    rows = x.flatten(1) if x.dim() > 1 else x.unsqueeze(1)
-    wide = accumulation_dtype(rows.dtype)
+    rows = x if x.dim() == 2 else x.flatten(1) if x.dim() > 1 else x.unsqueeze(1)
+    wide = _WIDE.get(x.dtype, torch.float32)
+    if rows.shape[1] <= _BLOCK:
+        return rows.to(wide).square().sum(dim=1)
     total = torch.zeros(rows.shape[0], dtype=torch.float64, device=x.device)
     for block in rows.split(_BLOCK, dim=1):
         total += block.to(wide).square().sum(dim=1)

@@ -48,7 +48,7 @@ def _book(call: Call, out: Tensor, x: Tensor, weight: Any, bias: Any, inputs_fir
             booked.append(Dense(summed(g, (1,))))
         return booked
 
-    return call.tap([out], [x] if weighted else [], [o for o in (weight, bias) if call.is_private(o)], book)[0]
+    return call.tap([out], [x] if weighted else [], [weight] * weighted + [bias] * biased, book)[0]
 
 
 RULES[F.linear] = linear

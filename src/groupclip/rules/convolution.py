@@ -46,7 +46,7 @@ def _rule(function: Any, dims: int) -> Rule:
                 booked.append(bias_gradients(g))
             return booked
 
-        out = call.tap([out], [x] if weighted else [], [o for o in (weight, bias) if call.is_private(o)], book)[0]
+        out = call.tap([out], [x] if weighted else [], [weight] * weighted + [bias] * biased, book)[0]
         return out.unflatten(0, shape) if input.dim() == dims + 2 else out
 
     return rule

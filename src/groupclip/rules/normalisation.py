@@ -148,7 +148,7 @@ def _book(
             booked.append(Dense(summed(g, positions)))
         return booked
 
-    return call.tap([out], [x] if weighted else [], [o for o in (weight, bias) if call.is_private(o)], book)[0]
+    return call.tap([out], [x] if weighted else [], [weight] * weighted + [bias] * biased, book)[0]
 
 
 for _functions, _rule in (

@@ -1,0 +1,50 @@
+"""Noise on all parameters of a step: on the small ones, of which a model has hundreds, in one draw."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from .sources import NoiseSource
+
+_SMALL = 1 << 14  # coordinates; a draw costs as much as these before it has drawn anything
+_ROOM = 1 << 16  # coordinates that are copied together at most
+
+
+def add_to_all(noise: NoiseSource, sums: Sequence[tuple[Tensor, float]]) -> None:
+    """Adds independent ``N(0, std^2)`` to every coordinate of every tensor, in place.
+
+    Args:
+        noise: its source. Coordinates are independent, so several tensors may be given to it as one.
+        sums: tensors, each with its standard deviation.
+    """
+    alike: dict[tuple[float, torch.dtype, torch.device], list[Tensor]] = {}
+    for tensor, std in sums:
+        if tensor.numel() <= _SMALL and tensor.layout == torch.strided and tensor.is_contiguous():
+            alike.setdefault((std, tensor.dtype, tensor.device), []).append(tensor)
+        else:
+            noise.add_(tensor, std)
+    for (std, _, _), tensors in alike.items():
+        for few in _by_room(tensors):
+            if len(few) == 1:
+                noise.add_(few[0], std)
+                continue
+            together = torch.cat([tensor.view(-1) for tensor in few])
+            noise.add_(together, std)
+            pieces = together.split([tensor.numel() for tensor in few])
+            torch._foreach_copy_(few, [piece.view_as(tensor) for piece, tensor in zip(pieces, few, strict=True)])  # pyright: ignore[reportPrivateImportUsage]
+
+
+def _by_room(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    few: list[Tensor] = []
+    room = _ROOM
+    for tensor in tensors:
+        if few and tensor.numel() > room:
+            yield few
+            few, room = [], _ROOM
+        few.append(tensor)
+        room -= tensor.numel()
+    if few:
+        yield few
