@@ -40,7 +40,7 @@ class PrivateStep:
     """
 
     def __init__(
-        self, slots: list[Slot], ledger: Ledger | None, noise: NoiseSource, amounts: GroupNoise,
+        self, slots: Sequence[Slot], ledger: Ledger | None, noise: NoiseSource, amounts: GroupNoise,
         plain: Callable[[], None], private: Callable[[], None],
     ) -> None:  # fmt: skip
         self._slots, self._ledger, self._noise, self._amounts = slots, ledger, noise, amounts
