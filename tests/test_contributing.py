@@ -91,6 +91,7 @@ def test_an_example_adds_what_is_not_there(section: str) -> None:
     assert any(path.startswith("src/") for path, _ in shown) and any(path.startswith("tests/") for path, _ in shown)
     for path, _ in shown:
         assert (ROOT / path).parent.is_dir()
+    assert all(len(line) <= 120 for _, code in shown for line in code.splitlines())  # as ruff format has it
 
 
 def test_every_file_that_is_named_is_there() -> None:
