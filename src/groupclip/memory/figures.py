@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..statement.plots import COLOURS, GREY, drawing
+from .sizes import show_bytes
 
 _POINTS = 2000  # of a curve that are drawn, the highest of each stretch
 
@@ -36,8 +37,6 @@ def _thinned(levels: Sequence[int]) -> tuple[list[float], list[int]]:
 
 def as_bytes(size: float, _: object) -> str:
     """Write a number of an axis as bytes."""
-    from .sizes import show_bytes
-
     return show_bytes(size)
 
 

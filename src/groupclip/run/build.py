@@ -12,6 +12,8 @@ from torch.optim import Optimizer
 from ..clipping.adaptive import Adaptive
 from ..engine.attach import attach
 from ..engine.engine import Engine
+from ..memory import planned
+from ..models import build_model
 from ..noise.grid import HardenedNoise
 from ..partition.choose import partition
 from ..partition.groups import Partition
@@ -102,8 +104,6 @@ def attached(
 
 def model_of(config: RunConfig, task: Task) -> nn.Module:
     """Build the model of a run, with its first weights."""
-    from ..models import build_model
-
     options = config.model_options
     return build_model(
         config.model,
@@ -120,8 +120,6 @@ def model_of(config: RunConfig, task: Task) -> nn.Module:
 def groups_of(config: RunConfig, task: Task, model: nn.Module, optimizer: Optimizer | None) -> Partition:
     """Make the groups of a run; a planned style is planned for a full microbatch, of which only shapes matter."""
     if isinstance(config.clipping, str) and config.clipping.startswith(PLANNED):
-        from ..memory import planned
-
         kind = torch.float32 if task.vocabulary is None else torch.int64
         inputs = torch.empty(config.microbatch, *task.input_shape, dtype=kind, device="meta")
         labels = torch.empty(config.microbatch, dtype=torch.int64, device="meta")
