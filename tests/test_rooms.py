@@ -28,7 +28,7 @@ def test_there_is_something_to_look_at() -> None:
     assert len(arrows) > 200 and "noise.sources" in arrows["engine.attach"]
 
 
-@pytest.mark.parametrize("look", [rooms.circles, rooms.arrows_up], ids=lambda look: look.__name__)
+@pytest.mark.parametrize("look", [rooms.circles, rooms.arrows_up, rooms.long_files], ids=lambda look: look.__name__)
 def test_nothing_is_found(look: Callable[[], list[object]]) -> None:
     assert look() == []
 

@@ -490,7 +490,7 @@ NOISE = (
         (
             "engine/step.py",
             "torch._foreach_div_([total for _, _, total in sums], expected_batch_size)",
-            "torch._foreach_div_([total for _, _, total in sums], float(max(1, max(self._seen.values(), default=1))))",
+            "torch._foreach_div_([total for _, _, total in sums], float(max(1, max(self.samples.counts.values(), default=1))))",
         ),
     ),
     mutant(
@@ -604,7 +604,7 @@ ACCOUNTING = (
         (
             "engine/step.py",
             '            self._ledger.record("groupclip" if own else "user")',
-            '            _ = self._seen and self._ledger.record("groupclip" if own else "user")',
+            '            _ = self.samples.counts and self._ledger.record("groupclip" if own else "user")',
         ),
     ),
     mutant(

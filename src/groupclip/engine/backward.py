@@ -52,7 +52,7 @@ class BackwardPass:
         """See :meth:`groupclip.Engine.backward`; the losses were checked."""
         with torch._C.DisableTorchFunctionSubclass():
             held = [slot.param.grad is not None for slot in self.slots]
-        counted, seen = self.amounts.counted(), self.step.seen()
+        counted, seen = self.amounts.counted(), self.step.samples.seen()
         self.norms.clear()
         try:
             with self.tape.permit(len(losses), loss_scale):
@@ -68,14 +68,14 @@ class BackwardPass:
                 )
             with torch._C.DisableTorchFunctionSubclass():
                 self.step.check_landed()
-            self.step.passed()
+            self.step.samples.passed()
         except BaseException as error:
             for slot, had in zip(self.slots, held, strict=True):
                 slot.forget_delivery()
                 if not had:
                     slot.param.grad = slot.wide = None
             self.amounts.recount(counted)
-            self.step.back_to(seen)
+            self.step.samples.back_to(seen)
             if any(held):
                 self.step.broke()
             if isinstance(error, RuntimeError) and "backward through the graph a second time" in str(error):

@@ -83,7 +83,7 @@ class Engine:
         self._step = PrivateStep(
             self._slots, self.ledger, self.noise, self._amounts, partial(show_plain, self._slots), self._show_private
         )
-        self._tape.told, self._tape.own_pass = self._step.called, self._step.own_pass
+        self._tape.told, self._tape.own_pass = self._step.samples.called, self._step.own_pass
         self._forward = Forward(model, self._tape, self._show_private, noise_to_come=mechanism is not None)
         self._pass = BackwardPass(self._tape, self._step, self._amounts, self._groups, self._slots, self._looks.norms)
         self._state = State(
@@ -108,7 +108,7 @@ class Engine:
 
     def _clipped(self, group: str, norms: Tensor) -> None:
         self._looks.norms[group] = norms
-        self._step.saw(group, norms)
+        self._step.samples.saw(group, norms)
         self._amounts.saw(group, norms)
 
     # ------------------------------------------------------------------ training

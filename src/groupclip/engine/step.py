@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,13 +17,14 @@ from ..noise.jointly import add_to_all
 from ..noise.sources import NoiseSource
 from ..privacy.ledger import Ledger
 from ..sampling.claims import Owner
-from ..sampling.marks import Marks, marks
 from .checks import check_optimizer
 from .custody import AGAIN, SCALER, Custody, Found, some
 from .processes import check_alone
+from .samples import SamplesSeen
 from .unmoved import Unmoved
 
 _log = logging.getLogger("groupclip")
+
 
 class PrivateStep:
     """What lies between the clipped sums in ``p.grad`` and ``optimizer.step``.
@@ -45,55 +44,12 @@ class PrivateStep:
     ) -> None:  # fmt: skip
         self._slots, self._ledger, self._noise, self._amounts = slots, ledger, noise, amounts
         self._show_plain, self._show_private = plain, private
-        self._seen: Counter[str] = Counter()  # group -> samples since the last step: secret
-        self._norms: list[tuple[str, Tensor]] = []  # of the pass under way, by group: secret
-        # groups -> how many samples had a gradient other than zero in each: secret
-        self._acting: dict[tuple[str, ...], Tensor] = {}
         self._custody = Custody(slots, noise_to_come=ledger is not None)
         self._weights = Unmoved(slots)
         self._broken = self._warned = False
         self._own_passes: set[int] = set()  # of the user's own backward that began and haven't ended
         self._owner = None if ledger is None else Owner(ledger.mechanism)
-        self._called: Marks | None = None  # what the model was last called with: secret
-        self._passes: list[Marks] = []  # what it was called with in the passes since the last step: secret
-
-    def saw(self, group: str, norms: Tensor) -> None:
-        """A group clipped samples of the logical batch, whose gradients there have these norms ``[B]``."""
-        self._seen[group] = self._seen.get(group, 0) + norms.shape[0]
-        if self._ledger is not None:  # a pass that no step follows may be of tensors without numbers (groupclip.memory)
-            self._norms.append((group, norms))
-
-    def _count(self) -> None:
-        """Add those of the last pass that act to the logical batch's, of all groups at once."""
-        alike: dict[tuple[int, torch.device], list[tuple[str, Tensor]]] = {}
-        for group, norms in self._norms:
-            alike.setdefault((norms.shape[0], norms.device), []).append((group, norms))
-        self._norms.clear()
-        for found in alike.values():
-            groups, norms = tuple([group for group, _ in found]), torch.stack([norms for _, norms in found])
-            acting = ((norms > 0) & (norms < math.inf)).sum(dim=1)
-            self._acting[groups] = self._acting[groups] + acting if groups in self._acting else acting
-
-    def called(self, batch: Tensor) -> None:
-        """The model is called with this batch, and gradients are recorded."""
-        self._called = marks(batch) if self._owner is not None and self._owner.draws() else None
-
-    def passed(self) -> None:
-        """A backward pass of the last call adds to the logical batch."""
-        self._count()
-        if self._called is not None:
-            self._passes.append(self._called)
-            self._called = None
-
-    def seen(self) -> Counter[str]:
-        """What :meth:`back_to` goes back to when a backward pass fails: its samples may come again. Secret."""
-        self._count()
-        return self._seen.copy()
-
-    def back_to(self, seen: Counter[str]) -> None:
-        """Forget the samples of the backward pass that failed."""
-        self._seen = seen
-        self._norms.clear()
+        self.samples = SamplesSeen(self._owner)
 
     @property
     def training(self) -> str:
@@ -118,7 +74,7 @@ class PrivateStep:
     @property
     def under_way(self) -> bool:
         """Whether samples were clipped since the last step."""
-        return bool(self._seen) or self._broken
+        return bool(self.samples.counts) or self._broken
 
     def own_pass(self) -> None:
         """In a backward pass that isn't ``engine.backward``'s, before anything of it lands: checked as that is.
@@ -132,7 +88,7 @@ class PrivateStep:
             self.check_accumulation()
         self._own_passes.add(task)
         self._custody.note_at_the_end()
-        self.passed()
+        self.samples.passed()
         torch.autograd.Variable._execution_engine.queue_callback(lambda: self._own_passes.discard(task))
 
     def broke(self) -> None:
@@ -142,7 +98,7 @@ class PrivateStep:
     def discard(self) -> None:
         """Forget the logical batch under way."""
         self._custody.drop()
-        self._forget()
+        self.samples.forget()
         self._weights.forget()
         self._amounts.discard()
         self._broken = False
@@ -199,26 +155,19 @@ class PrivateStep:
             # Counted first: whatever interrupts what follows, no noise is added that isn't counted.
             if self._owner.resumed_at is not None:  # batches lost in a crash may have been counted since
                 self._owner.resumed_at = self._ledger.steps
-            own = self._owner.claim(_most(self._seen), self._passes)
+            own = self._owner.claim(self.samples.most, self.samples.passes)
             self._ledger.record("groupclip" if own else "user")
             if not own:
                 self._say_whose_sampling()
             self._make_private(found, self._ledger.mechanism.expected_batch_size)
-        self._forget()
+        self.samples.forget()
         self._show_plain()
-
-    def _forget(self) -> None:
-        """The samples since the last step: released by now, or given up."""
-        self._seen.clear()
-        self._acting.clear()
-        self._norms.clear()
-        self._passes.clear()
 
     def _give_up_what_was_cleared(self, found: Sequence[Found]) -> bool:
         """``zero_grad`` before the step gives samples up: the noise is for whole batches, so what remains isn't one."""
         given_up = self._custody.was_given_up(found)
         if given_up:
-            self._forget()
+            self.samples.forget()
             self._amounts.discard()
         return given_up
 
@@ -238,12 +187,11 @@ class PrivateStep:
     def _check_batch(self, ledger: Ledger, owner: Owner, found: Sequence[Found]) -> None:
         """What the step is about to release. Whatever the device has to be asked for in a step is asked here, at once."""
         sums = [grad if slot.wide is None else slot.sum_in(grad) for slot, grad, _ in found if grad is not None]
-        self._count()
-        acting, finite, moved = _asked(self._acting, sums, self._weights.seem_moved())
+        acting, finite, moved = self.samples.ask(sums, self._weights.seem_moved())
         if moved:
             _require_unmoved(self._weights.moved_at_step())
         ledger.check()
-        owner.check_filling(_most(self._seen), 0 if self._give_up_what_was_cleared(found) else acting)
+        owner.check_filling(self.samples.most, 0 if self._give_up_what_was_cleared(found) else acting)
         if not finite:
             raise PrivacyViolation(
                 "a summed gradient isn't finite, though every sample was bounded: the sum is too large for its dtype. Call "
@@ -293,10 +241,6 @@ def _require_unmoved(moved: list[str]) -> None:
         )
 
 
-def _most(counts: Counter[str]) -> int:
-    return max(counts.values(), default=0)
-
-
 _NOT_ONE_BATCH = (
     "a step was not on exactly one whole logical batch: samples of it were left out (a micro-batch skipped, or zero_grad() between "
     "micro-batches, which belongs after the step), others or the same ones twice were there, it had a step already, or batches "
@@ -306,28 +250,6 @@ _NOT_ONE_BATCH = (
 _YOUR_OWN = (
     "It counts as your own sampling, and no epsilon is stated unless you answer for it by sampling_vouched_by_user=True"
 )
-def _asked(
-    acting: Mapping[tuple[str, ...], Tensor], sums: Sequence[Tensor], flags: Sequence[Tensor]
-) -> tuple[int, bool, bool]:
-    """The most samples that act in a group, whether the sums are finite, and whether a flag is set: the device is asked once.
-
-    Nothing of a sum's size is made.
-    """
-    filled = [total for total in sums if total.numel()]
-    lengths = torch._foreach_norm(filled, math.inf) if filled else ()  # pyright: ignore[reportPrivateImportUsage]
-    numbers = [*acting.values(), *flags, *lengths]
-    if not numbers:
-        return 0, True, False
-    home = numbers[0].device
-    told = torch.cat([number.to(home, torch.float64).view(-1) for number in numbers]).tolist()
-    counts: Counter[str] = Counter()
-    for groups in acting:
-        for group in groups:
-            counts[group] += int(told.pop(0))
-    flagged, lengths = told[: len(flags)], told[len(flags) :]
-    return _most(counts), all(map(math.isfinite, lengths)), any(flagged)
-
-
 _BROKEN = (
     f"an earlier backward pass of this logical batch failed half-way, so p.grad holds a part of its samples; {AGAIN}"
 )
