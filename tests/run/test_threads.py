@@ -76,3 +76,11 @@ def test_what_is_asked_for_wins(told, more, environment, threads):
     progress, seen = told(*more, **environment)
     assert seen == [threads]
     assert "too little work" not in progress
+
+
+@pytest.mark.parametrize("option", ["--threads", "--workers"])
+def test_a_mistyped_number_of_threads_or_processes_is_refused(option, tmp_path, capsys):
+    """A million threads are the end of the process, without a word."""
+    assert run(["train", *SMALL, option, "1000000", "--out", str(tmp_path / "run")]) == 2
+    assert f"Invalid value for '{option}': 1000000 is not in the range" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

@@ -259,6 +259,8 @@ def test_what_can_not_be_sent_is_refused():
         ({"num_workers": 1.0}, TypeError, r"num_workers=1\.0 must be a whole number"),
         ({"num_workers": True}, TypeError, "num_workers=True must be a whole number"),
         ({"prefetch": 0}, ValueError, "prefetch=0 must be >= 1"),
+        ({"num_workers": 10**6}, ValueError, "num_workers=1000000 must be <= 1024"),
+        ({"prefetch": 10**9}, ValueError, "prefetch=1000000000 must be <= 1024"),
     ],
 )
 def test_wrong_numbers(arguments, error, message):

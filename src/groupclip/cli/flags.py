@@ -11,6 +11,11 @@ import click
 
 from .options import MODEL_OPTIONS, TASK_OPTIONS
 
+#: Calls that the library advises, and what a person at the command line does instead.
+_CALLS = {
+    "mechanism.calibrate(epsilon=, delta=)": "groupclip calibrate",
+    "groupclip.default_delta(dataset_size)": "the default, min(1e-5, 1 / (2 * number of samples)),",
+}
 _ALIASES = {"expected_batch_size": "batch_size"}
 _OF_TASK = {name for options in TASK_OPTIONS.values() for name in options}
 # what stands before a setting's name, so that it isn't the end of a longer word, of a path or of a flag
@@ -22,6 +27,9 @@ def in_flags(message: str, command: click.Command) -> str:
     flags = {p.name: p.opts[0] for p in command.params if isinstance(p, click.Option) and p.name}
     switches = {p.name for p in command.params if isinstance(p, click.Option) and p.is_flag}
     flags |= {name: flags[option] for name, option in _ALIASES.items() if option in flags}
+
+    for call, instead in _CALLS.items():
+        message = message.replace(call, instead)
 
     def flag(match: re.Match[str]) -> str:
         name = match[1]

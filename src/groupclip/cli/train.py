@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from ..run import Outcome, PlainOutcome, PlainRun, Run
 
+MOST = 1024  # threads or processes: a machine dies of a mistyped number
 SETTINGS = (
     click.option("--task", help="Name the data: digits, mnist, fashion-mnist, imagefolder:PATH or csv:PATH."),
     click.option("--data", help="Give the path of the task's files, if it isn't in --task."),
@@ -115,13 +116,13 @@ def _settings(command: Any) -> Any:
 @click.option("--keep-resume", is_flag=True, help="Keep OUT/resume (secret) when the run has ended.")
 @click.option(
     "--workers",
-    type=click.IntRange(min=0),
+    type=click.IntRange(0, MOST),
     default=0,
     help="Decode images with so many threads at the start, and with so many processes later if memory can't hold all. Default: 0.",
 )
 @click.option(
     "--threads",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, MOST),
     help="Use so many of torch's threads on the CPU. Default: OMP_NUM_THREADS if it is set; else 1 for small models, up to all "
     "cores for large ones.",
 )

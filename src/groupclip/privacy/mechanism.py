@@ -72,7 +72,7 @@ class Mechanism:
         if batch > n:
             raise ValueError(
                 f"expected_batch_size={self.expected_batch_size!r} is larger than dataset_size={n}: a batch "
-                "can't hold more samples than there are; use at most dataset_size"
+                "can't hold more samples than there are; use at most that many"
             )
         steps = whole("steps", self.steps, least=1)
         if steps > MOST_STEPS:

@@ -30,6 +30,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from groupclip.sampling.readers import Fetch, Piece, Reader
 
+_MOST = 1024  # processes, and micro-batches each
 _SENDABLE = (str, bytes, int, float, complex, type(None))
 
 Steps = Iterator[tuple[list[Piece], Iterator[Any]]]
@@ -41,7 +42,7 @@ class Workers:
     """Says how many processes read, and how many micro-batches each has under way. None: the main process reads.
 
     Raises:
-        TypeError, ValueError: not a whole number, or less than 0 (``number``) or 1 (``prefetch``).
+        TypeError, ValueError: not a whole number, or less than 0 (``number``) or 1 (``prefetch``), more than 1,024.
     """
 
     number: int = 0
@@ -53,6 +54,8 @@ class Workers:
                 raise TypeError(f"{name}={value!r} must be a whole number (int)")
             if value < least:
                 raise ValueError(f"{name}={value} must be >= {least}")
+            if value > _MOST:
+                raise ValueError(f"{name}={value} must be <= {_MOST}: a machine dies of a mistyped number of processes")
 
 
 @contextlib.contextmanager
