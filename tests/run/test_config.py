@@ -22,6 +22,8 @@ from groupclip.tasks import load_task
         ({"epsilon": True}, "epsilon=True must be a number"),
         ({"delta": 1}, "delta=1 must be > 0 and < 1"),
         ({"lr": -1}, "lr=-1 must be > 0"),
+        ({"lr": 10**400}, r"lr=10000000000000000000\.\. is beyond the numbers that can be counted with"),
+        ({"epsilon": -(10**400)}, r"epsilon=-1000000000000000000\.\. is beyond"),
         ({"momentum": 1.0}, "momentum=1 must be >= 0 and < 1"),
         ({"weight_decay": -0.1}, "weight_decay=-0.1 must be >= 0"),
         ({"steps": 0}, "steps=0 must be at least 1"),

@@ -249,6 +249,8 @@ def _real(
             raise ConfigError(f"{key}={value!r} must be a number") from None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ConfigError(f"{key}={value!r} must be a number")
+    if isinstance(value, int) and abs(value) > _LARGEST:  # a whole number that no float may hold
+        raise ConfigError(f"{key}={str(value)[:20]}.. is beyond the numbers that can be counted with")
     if not (above < value < below and value >= least):
         bounds = [f"> {above:g}"] * (above > -math.inf) + [f">= {least:g}"] * (least > -math.inf)
         bounds += [f"< {below:g}"] * (below < math.inf) or ["finite"] * (value == math.inf)
