@@ -39,6 +39,7 @@ class Published:
         self._versions = _versions(self._modules)
         self._values: list[tuple[str, Tensor, Tensor]] | None = None  # name, tensor, copy of what it was
         self._left: list[Tensor] | None = None  # what the first sample left
+        self._moved = True  # the last sample may have moved some of it
         self._kept: Kept | None = None  # on modules, before the first run
 
     def say_which_hooks_sleep(self) -> None:
@@ -203,6 +204,8 @@ class Published:
         """Before the next sample: everything is as before the first."""
         for module, buffers in self._buffers:
             module._buffers.update(buffers)
+        if not self._moved:
+            return
         for _, tensor, value in self._values or []:
             with torch.no_grad():
                 if not _equal(tensor.detach(), value):
@@ -217,13 +220,18 @@ class Published:
         if self._values is None:
             return
         now = dict(published_in(self._model))
-        left = [now[name].detach().clone() for name, _, _ in self._values]
-        changed = any(not _equal(x, value) for x, (_, _, value) in zip(left, self._values, strict=True))
+        left: list[Tensor] = []
+        self._moved = False
+        for name, tensor, value in self._values:
+            held = now[name]
+            same = _equal(held.detach(), value)
+            left.append(value if same else held.detach().clone())
+            self._moved = self._moved or held is not tensor or not same
         if self._left is None:
-            self._left = left if changed else [value for _, _, value in self._values]
+            self._left = left
             return
         for x, y, (name, _, _) in zip(left, self._left, self._values, strict=True):
-            if not _equal(x, y):
+            if x is not y and not _equal(x, y):
                 self.put_back()
                 self._refuse(name)
 
@@ -254,7 +262,7 @@ class Published:
 def _equal(x: Tensor, y: Tensor) -> bool:
     if x.shape != y.shape or not has_numbers(x):
         return x.shape == y.shape
-    return bool(torch.equal(x.nan_to_num(), y.nan_to_num()) and torch.equal(x.isnan(), y.isnan()))
+    return torch.equal(x, y) or bool(torch.equal(x.nan_to_num(), y.nan_to_num()) and torch.equal(x.isnan(), y.isnan()))
 
 
 _log = logging.getLogger("groupclip")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -23,11 +23,13 @@ class Cell(Generic[Key]):
         batch: B.
         rows: ``[K]`` which samples; None: all.
         uses: key -> one entry a use.
+        joined: from samples that ran one at a time: no form was chosen for them together.
     """
 
     batch: int
     rows: Tensor | None
     uses: dict[Key, list[PerSample]]
+    joined: bool = False
 
     def placed(self, values: Tensor) -> Tensor:
         """``[K]`` values of these samples in ``[B]``, zero elsewhere."""
@@ -36,45 +38,86 @@ class Cell(Generic[Key]):
         return values.new_zeros(self.batch).index_copy(0, rows.to(values.device), values)
 
 
-def cells_of(booked: Mapping[Key, Sequence[tuple[Part, PerSample]]]) -> list[Cell[Key]]:
-    """The coarsest cells in which every sample's uses are all there; mostly one, of all samples."""
+def cells_of(booked: dict[Key, list[tuple[Part, PerSample]]]) -> list[Cell[Key]]:
+    """The coarsest cells in which every sample's uses are all there; mostly one, of all samples.
+
+    ``booked`` is emptied on the way: what was put together is freed.
+    """
     parts = {id(part): part for uses in booked.values() for part, _ in uses}
     if not parts:
         return []
     first = next(iter(parts.values()))
     if len(parts) == 1 and first.rows is None and first.batch:
-        together: dict[Key, list[PerSample]] = {}
-        for key, found in booked.items():
-            together[key] = [found[0][1]] if len(found) == 1 else [grads for _, grads in found]
-        return [Cell(first.batch, None, together)]
+        return [_of_all(first.batch, None, booked)]
+    if (cell := _of_singles(list(parts.values()), booked)) is not None:
+        return [cell]
     cells: list[Cell[Key]] = []
-    if all(part.rows is None for part in parts.values()):
-        for batch in dict.fromkeys(part.batch for part in parts.values()):
-            uses = {key: [g for part, g in found if part.batch == batch] for key, found in booked.items()}
-            if not batch:  # nobody's numbers stood in (:meth:`groupclip.alone.inputs.Inputs.of`)
-                uses = {
-                    key: [g.select(torch.tensor([], dtype=torch.long)) for g in found] for key, found in uses.items()
-                }
-            cells.append(Cell(batch, None, {key: g for key, g in uses.items() if g}))
-        return cells
     for batch in dict.fromkeys(part.batch for part in parts.values()):
         same = {i: part for i, part in parts.items() if part.batch == batch}
-        places = {i: _places(part) for i, part in same.items()}
-        members: dict[tuple[bool, ...], list[int]] = {}
-        for row in range(batch):
-            signature = tuple(row in places[i] for i in same)
-            if any(signature):
-                members.setdefault(signature, []).append(row)
-        for rows in members.values():
-            uses = {
-                key: [
-                    _of(rows, places[id(part)], g)
-                    for part, g in found
-                    if id(part) in same and rows[0] in places[id(part)]
-                ]
-                for key, found in booked.items()
-            }
-            cells.append(Cell(batch, torch.tensor(rows), {key: g for key, g in uses.items() if g}))
+        found = {key: [(part, g) for part, g in uses if id(part) in same] for key, uses in booked.items()}
+        cells += [_of_nobody(found)] if not batch else _of_parts(batch, same, found)
+    booked.clear()
+    return cells
+
+
+def _of_all(batch: int, rows: Tensor | None, booked: dict[Key, list[tuple[Part, PerSample]]]) -> Cell[Key]:
+    together: dict[Key, list[PerSample]] = {}
+    for key in list(booked):
+        uses = booked.pop(key)
+        together[key] = [uses[0][1]] if len(uses) == 1 else [grads for _, grads in uses]
+    return Cell(batch, rows, together)
+
+
+def _of_singles(parts: list[Part], booked: dict[Key, list[tuple[Part, PerSample]]]) -> Cell[Key] | None:
+    """Samples that ran one at a time and did alike: one below the other they are one cell. None where they aren't alike."""
+    if len(parts) == 1 or any(part.size != 1 or part.rows is None or part.batch != parts[0].batch for part in parts):
+        return None
+    rows = torch.cat([part.rows for part in parts if part.rows is not None])
+    if len(rows.unique()) < len(rows):
+        return None
+    sorted_out: dict[Key, list[list[PerSample]]] = {}  # of each use of a key, those of all samples
+    for key, found in booked.items():
+        by_part: dict[int, list[PerSample]] = {id(part): [] for part in parts}
+        for part, grads in found:
+            by_part[id(part)].append(grads)
+        if len({len(grads) for grads in by_part.values()}) > 1:
+            return None
+        uses = [list(use) for use in zip(*by_part.values(), strict=True)]
+        if not all(use[0].stacks(other) for use in uses for other in use[1:]):
+            return None
+        sorted_out[key] = uses
+    booked.clear()
+    stacked: dict[Key, list[PerSample]] = {}
+    for key in list(sorted_out):
+        stacked[key] = [use[0].stack(use[1:]) for use in sorted_out.pop(key)]
+    return Cell(parts[0].batch, rows, stacked, joined=True)
+
+
+def _of_nobody(found: dict[Key, list[tuple[Part, PerSample]]]) -> Cell[Key]:
+    """An empty batch: nobody's numbers stood in (:meth:`groupclip.alone.inputs.Inputs.of`)."""
+    nobody = torch.tensor([], dtype=torch.long)
+    return Cell(0, None, {key: [g.select(nobody) for _, g in uses] for key, uses in found.items() if uses})
+
+
+def _of_parts(
+    batch: int, parts: dict[int, Part], found: dict[Key, list[tuple[Part, PerSample]]]
+) -> list[Cell[Key]]:
+    """Samples that are in the same parts make a cell."""
+    if all(part.rows is None for part in parts.values()):
+        return [Cell(batch, None, {key: [g for _, g in uses] for key, uses in found.items() if uses})]
+    places = {i: _places(part) for i, part in parts.items()}
+    members: dict[tuple[bool, ...], list[int]] = {}
+    for row in range(batch):
+        signature = tuple(row in places[i] for i in parts)
+        if any(signature):
+            members.setdefault(signature, []).append(row)
+    cells: list[Cell[Key]] = []
+    for rows in members.values():
+        uses = {
+            key: [_of(rows, places[id(part)], g) for part, g in of_key if rows[0] in places[id(part)]]
+            for key, of_key in found.items()
+        }
+        cells.append(Cell(batch, torch.tensor(rows), {key: g for key, g in uses.items() if g}))
     return cells
 
 

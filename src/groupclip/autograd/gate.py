@@ -171,6 +171,8 @@ class Gate:
             for slot in list(cell.uses):
                 uses = cell.uses.pop(slot)  # what is joined is freed
                 grads[slot] = uses[0] if len(uses) == 1 else combine(uses)
+                if cell.joined:
+                    grads[slot] = grads[slot].settle(slot.method)
             if tape.observer is not None:
                 for slot, samples in grads.items():
                     tape.observer.normed(slot.name, samples.method)

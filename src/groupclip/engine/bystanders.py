@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ class Bystanders:
         optimizer: the engine's. While it steps, parameters are shown as plain ones, so optimizers inside it are free to step.
     """
 
-    def __init__(self, slots: list[Slot], optimizer: Optimizer) -> None:
+    def __init__(self, slots: Sequence[Slot], optimizer: Optimizer) -> None:
         # Weak, because this hook is on all optimizers and outlives an engine that is dropped.
         self._slots, self._optimizer = weakref.WeakSet(slots), weakref.ref(optimizer)
 

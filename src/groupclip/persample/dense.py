@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -49,6 +51,12 @@ class Dense(PerSample):
 
     def select(self, index: Tensor) -> Dense:
         return Dense(self.grads.index_select(0, index))
+
+    def stacks(self, other: PerSample) -> bool:
+        return type(other) is type(self) and isinstance(other, Dense) and other.grads.shape[1:] == self.grads.shape[1:]
+
+    def stack(self, others: Sequence[PerSample]) -> Dense:
+        return Dense(torch.cat([self.grads, *(other.grads for other in others if isinstance(other, Dense))]))
 
     def settle(self, method: str) -> Dense:
         del method

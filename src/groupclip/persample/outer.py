@@ -5,6 +5,8 @@ Legend: B samples, T positions that share the weight, d inputs, p outputs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -111,6 +113,18 @@ class Outer(PerSample):
             index, self._square_norms, self._square_rooms, self._cancelling
         )
         return chosen
+
+    def stacks(self, other: PerSample) -> bool:
+        return (
+            isinstance(other, Outer)
+            and other.inputs_first == self.inputs_first
+            and other.a.shape[1:] == self.a.shape[1:]
+            and other.g.shape[1:] == self.g.shape[1:]
+        )
+
+    def stack(self, others: Sequence[PerSample]) -> Outer:
+        all_of = [self, *(other for other in others if isinstance(other, Outer))]
+        return Outer(torch.cat([o.a for o in all_of]), torch.cat([o.g for o in all_of]), self.inputs_first)
 
     def transposed(self) -> Outer:
         """Return the gradients of the transposed weight."""
