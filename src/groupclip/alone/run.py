@@ -47,6 +47,7 @@ class Alone:
         tape.watch = self._watched
         self._own: set[Position] = set()  # where the model makes constant tensors that it writes samples into
         self._following = False  # it does, and where it makes them isn't known yet
+        self._tries = Tries()
 
     def knows_as(self, other: Alone) -> None:
         """Take over what was found out of a like model."""
@@ -66,8 +67,9 @@ class Alone:
         """
         published = Published(self._model, self._noise_to_come)
         published.say_which_hooks_sleep()
-        waiting: list[list[int] | None] = [None]  # samples that go together
-        slow: list[int] = []
+        together = not inputs.batch or self._tries.is_due()
+        waiting: list[list[int] | None] = [None] if together else []  # samples that go together
+        slow: list[int] = [] if together else list(range(inputs.batch))
         failed: tuple[str, str] | None = None  # where all at once did, and by what
         done: list[tuple[Part, Any]] = []
         while waiting:
@@ -102,6 +104,8 @@ class Alone:
                 slow += list(range(inputs.batch)) if rows is None else rows
                 failed = failed or (_module_of(self._model, error), type(error).__name__)
         done += self._one_by_one(function, inputs, sorted(slow), published, others=bool(done))
+        if together:
+            self._tries.tell(in_vain=len(slow) == inputs.batch > 0)
         if failed is not None:
             _say_slow(*failed)
         with natively(), published.whole():
@@ -173,6 +177,29 @@ class Alone:
                 return None
 
             return taken(part, outputs, spread_private), published.left_behind(part)
+
+
+class Tries:
+    """When to try whether samples run together. Where it was in vain several times in a row, it is tried ever more rarely.
+
+    It is a matter of time alone: one at a time is exact as well.
+    """
+
+    _RAREST = 64  # passes
+
+    def __init__(self) -> None:
+        self._in_vain = 0  # in a row
+        self._left = 0  # passes until the next try
+
+    def is_due(self) -> bool:
+        """Whether this pass is to try."""
+        self._left = max(0, self._left - 1)
+        return self._left == 0
+
+    def tell(self, *, in_vain: bool) -> None:
+        """How it went."""
+        self._in_vain = self._in_vain + 1 if in_vain else 0
+        self._left = min(2 ** max(0, self._in_vain - 1), self._RAREST)
 
 
 def _refuse_reentry(error: Exception) -> None:
