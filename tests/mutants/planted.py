@@ -90,7 +90,7 @@ CLIPPING = (
         "negative Gram norm clamped",
         "norms are right where positions cancel",
         "tests/persample/test_precision_norms.py",
-        ("persample/outer.py", "if bool(doubtful.any()):", "squares = squares.clamp(min=0.0)\n        if False:"),
+        ("persample/cancelling.py", "if bool(doubtful.any()):", "squares.clamp_(min=0.0)\n        if False:"),
     ),
     mutant(
         "no room for rounding",
@@ -118,7 +118,7 @@ CLIPPING = (
         "no guard against pixels that cancel",
         "R_m bounds what is really added, rounding included",
         "tests/persample/test_bounds.py",
-        ("persample/convolution.py", "            self._cancelling = doubtful\n", ""),
+        ("persample/cancelling.py", "            self._cancelling = doubtful\n", ""),
     ),
     mutant(
         "norm 0 with factor 1",

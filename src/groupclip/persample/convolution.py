@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from .base import PerSample, weigh
-from .cancelling import add_apart, chosen_of, few_at_once
+from .cancelling import MayCancel
 from .dense import Dense
-from .norms import AUTO, CANCELLATION, GRAM, accumulation_dtype, choose_method, gram_square_sums, square_sums
+from .norms import AUTO, CANCELLATION, GRAM, accumulation_dtype, choose_method, gram_square_sums
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Geometry:
         return x.flatten(2 + dims).flatten(2, 1 + dims)
 
 
-class Convolution(PerSample):
+class Convolution(MayCancel):
     """Gradients of a kernel ``[p, C/n, *kernel]`` of B samples with K images each.
 
     Args:
@@ -49,9 +49,6 @@ class Convolution(PerSample):
 
     def __init__(self, x: Tensor, g: Tensor, geometry: Geometry) -> None:
         self.x, self.g, self.geometry = x, g, geometry
-        self._square_norms: Tensor | None = None
-        self._square_rooms: Tensor | None = None
-        self._cancelling: Tensor | None = None  # [B]: samples whose pixels nearly cancel in a group of channels
 
     @property
     def dtype(self) -> torch.dtype:
@@ -79,27 +76,12 @@ class Convolution(PerSample):
         g = g.permute(0, 2, 1, 4, 3).flatten(2, 3).flatten(0, 1)
         return a, g
 
-    def square_norms(self) -> Tensor:
-        if self._square_norms is None:
-            self._square_norms, self._square_rooms = self._by_gram()
-        return self._square_norms
-
-    def square_rooms(self) -> Tensor:
-        self.square_norms()
-        assert self._square_rooms is not None
-        return self._square_rooms
-
-    def _by_gram(self) -> tuple[Tensor, Tensor]:
+    def _computed(self) -> tuple[Tensor, Tensor]:
         batch, n = self.num_samples, self.geometry.groups
         squares, ratio, rooms = (found.view(batch, n) for found in gram_square_sums(*self._factors()))
         squares, ratio, rooms = squares.sum(dim=1), ratio.amin(dim=1), rooms.sum(dim=1)
         doubtful = ratio < CANCELLATION
-        if bool(doubtful.any()):
-            self._cancelling = doubtful
-            rooms.masked_fill_(doubtful, 0.0)
-            for which, grads in few_at_once(doubtful, self._numbers, self._exact):
-                squares[which] = square_sums(grads).to(squares.dtype)
-        return squares, rooms
+        return self._set_apart(doubtful, squares, rooms)
 
     @property
     def _numbers(self) -> int:
@@ -109,13 +91,6 @@ class Convolution(PerSample):
     def _exact(self, which: Tensor) -> Tensor:
         x, g = self.x.index_select(0, which), self.g.index_select(0, which)
         return Convolution(x.double(), g.double(), self.geometry).instantiate()
-
-    def weighted_sum(self, factors: Tensor) -> Tensor:
-        squares = self.square_norms()
-        if self._cancelling is None:
-            return self._product(factors)
-        total = self._product(factors.masked_fill(self._cancelling, 0.0))
-        return add_apart(total, factors, squares, self._cancelling, self._numbers, self._exact)
 
     def _product(self, factors: Tensor) -> Tensor:
         wide = accumulation_dtype(self.x.dtype)
@@ -133,10 +108,7 @@ class Convolution(PerSample):
 
     def select(self, index: Tensor) -> Convolution:
         chosen = Convolution(self.x.index_select(0, index), self.g.index_select(0, index), self.geometry)
-        chosen._square_norms, chosen._square_rooms, chosen._cancelling = chosen_of(
-            index, self._square_norms, self._square_rooms, self._cancelling
-        )
-        return chosen
+        return chosen._knowing(self, index)
 
     def stacks(self, other: PerSample) -> bool:
         return (

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .base import PerSample, weigh
-from .cancelling import add_apart, chosen_of, few_at_once
+from .cancelling import MayCancel
 from .norms import CANCELLATION, accumulation_dtype, lost, square_sums
 from .outer import Outer
 
@@ -110,7 +110,7 @@ def join_lookups(uses: list[Lookup]) -> Lookup:
     return Lookup(torch.cat([u.ids for u in uses], dim=1), torch.cat([u.g for u in uses], dim=1), uses[0].rows)
 
 
-class Tied(PerSample):
+class Tied(MayCancel):
     """A table ``[V, d]`` that is looked up and also the weight of a linear layer (tied embedding and head).
 
     The gradient of a sample is the sum of the two, so its squared norm has the cross term
@@ -119,9 +119,6 @@ class Tied(PerSample):
 
     def __init__(self, lookup: Lookup, linear: Outer) -> None:
         self.lookup, self.linear = lookup, linear
-        self._square_norms: Tensor | None = None
-        self._square_rooms: Tensor | None = None
-        self._cancelling: Tensor | None = None  # [B]: samples whose lookup and linear layer nearly cancel
 
     @property
     def dtype(self) -> torch.dtype:
@@ -135,17 +132,7 @@ class Tied(PerSample):
     def method(self) -> str:
         return f"{self.linear.method}, with the cross term"
 
-    def square_norms(self) -> Tensor:
-        if self._square_norms is None:
-            self._square_norms, self._square_rooms = self._with_cross_term()
-        return self._square_norms
-
-    def square_rooms(self) -> Tensor:
-        self.square_norms()
-        assert self._square_rooms is not None
-        return self._square_rooms
-
-    def _with_cross_term(self) -> tuple[Tensor, Tensor]:
+    def _computed(self) -> tuple[Tensor, Tensor]:
         parts = self.lookup.square_norms() + self.linear.square_norms()
         a, g = self.linear.a, self.linear.g  # [B, T, d], [B, T, V] for a weight [V, d]
         if self.linear.inputs_first:
@@ -165,12 +152,7 @@ class Tied(PerSample):
         rooms = rooms + self.lookup.square_rooms() + self.linear.square_rooms()
         # The cross term may cancel nearly all (|x + y|^2 with y near -x): then the rounding of the parts shows.
         doubtful = squares < CANCELLATION / 3 * (parts + 2 * size)
-        if bool(doubtful.any()):
-            self._cancelling = doubtful
-            rooms = rooms.masked_fill(doubtful, 0.0)
-            for which, grads in few_at_once(doubtful, self._numbers, self._exact):
-                squares[which] = square_sums(grads).to(squares.dtype)
-        return squares, rooms
+        return self._set_apart(doubtful, squares, rooms)
 
     @property
     def _numbers(self) -> int:
@@ -181,20 +163,12 @@ class Tied(PerSample):
         lookup.g = lookup.g.double()
         return lookup.instantiate() + Outer(linear.a.double(), linear.g.double(), linear.inputs_first).instantiate()
 
-    def weighted_sum(self, factors: Tensor) -> Tensor:
-        squares = self.square_norms()
-        if self._cancelling is None:
-            return self.linear.weighted_sum(factors) + self.lookup.weighted_sum(factors)
-        rest = factors.masked_fill(self._cancelling, 0.0)
-        total = self.linear.weighted_sum(rest) + self.lookup.weighted_sum(rest)
-        return add_apart(total, factors, squares, self._cancelling, self._numbers, self._exact)
+    def _product(self, factors: Tensor) -> Tensor:
+        return self.linear.weighted_sum(factors) + self.lookup.weighted_sum(factors)
 
     def instantiate(self) -> Tensor:
         return self.lookup.instantiate() + self.linear.instantiate()
 
     def select(self, index: Tensor) -> Tied:
         chosen = Tied(self.lookup.select(index), self.linear.select(index))
-        chosen._square_norms, chosen._square_rooms, chosen._cancelling = chosen_of(
-            index, self._square_norms, self._square_rooms, self._cancelling
-        )
-        return chosen
+        return chosen._knowing(self, index)

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from .base import PerSample, weigh, weighing_rounding, wide_product
-from .cancelling import add_apart, chosen_of, few_at_once
+from .cancelling import MayCancel
 from .dense import Dense
 from .norms import AUTO, CANCELLATION, GRAM, accumulation_dtype, choose_method, gram_square_sums, square_sums
 
 
-class Outer(PerSample):
+class Outer(MayCancel):
     """Gradients ``g_i^T a_i`` (``[p, d]``), or their transposes ``a_i^T g_i`` (``[d, p]``), of B samples.
 
     Args:
@@ -27,9 +27,6 @@ class Outer(PerSample):
 
     def __init__(self, a: Tensor, g: Tensor, inputs_first: bool = False) -> None:
         self.a, self.g, self.inputs_first = a, g, inputs_first
-        self._square_norms: Tensor | None = None
-        self._square_rooms: Tensor | None = None
-        self._cancelling: Tensor | None = None  # [B]: samples whose positions nearly cancel; None if there are none
 
     @property
     def dtype(self) -> torch.dtype:
@@ -47,15 +44,8 @@ class Outer(PerSample):
     def method(self) -> str:
         return "closed form" if self.positions == 1 else GRAM
 
-    def square_norms(self) -> Tensor:
-        if self._square_norms is None:
-            self._square_norms, self._square_rooms = self._closed() if self.positions == 1 else self._by_gram()
-        return self._square_norms
-
-    def square_rooms(self) -> Tensor:
-        self.square_norms()
-        assert self._square_rooms is not None
-        return self._square_rooms
+    def _computed(self) -> tuple[Tensor, Tensor]:
+        return self._closed() if self.positions == 1 else self._by_gram()
 
     def _closed(self) -> tuple[Tensor, Tensor]:
         a, g = square_sums(self.a), square_sums(self.g)
@@ -66,12 +56,7 @@ class Outer(PerSample):
         squares, ratio, rooms = gram_square_sums(self.a, self.g, weighing_rounding(self.g))
         # <AA^T, GG^T> of a sample whose terms cancel says little: take that sample's gradient itself.
         doubtful = ratio < CANCELLATION
-        if bool(doubtful.any()):
-            self._cancelling = doubtful
-            rooms.masked_fill_(doubtful, 0.0)
-            for which, grads in few_at_once(doubtful, self._numbers, self._exact):
-                squares[which] = square_sums(grads).to(squares.dtype)
-        return squares, rooms
+        return self._set_apart(doubtful, squares, rooms)
 
     @property
     def _numbers(self) -> int:
@@ -80,13 +65,6 @@ class Outer(PerSample):
     def _exact(self, which: Tensor) -> Tensor:
         a, g = self.a.index_select(0, which), self.g.index_select(0, which)
         return Outer(a.double(), g.double(), self.inputs_first).instantiate()
-
-    def weighted_sum(self, factors: Tensor) -> Tensor:
-        squares = self.square_norms()
-        if self._cancelling is None:
-            return self._product(factors)
-        total = self._product(factors.masked_fill(self._cancelling, 0.0))
-        return add_apart(total, factors, squares, self._cancelling, self._numbers, self._exact)
 
     def _product(self, factors: Tensor) -> Tensor:
         a, g = self.a, self.g
@@ -109,10 +87,7 @@ class Outer(PerSample):
 
     def select(self, index: Tensor) -> Outer:
         chosen = Outer(self.a.index_select(0, index), self.g.index_select(0, index), self.inputs_first)
-        chosen._square_norms, chosen._square_rooms, chosen._cancelling = chosen_of(
-            index, self._square_norms, self._square_rooms, self._cancelling
-        )
-        return chosen
+        return chosen._knowing(self, index)
 
     def stacks(self, other: PerSample) -> bool:
         return (
