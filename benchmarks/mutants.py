@@ -32,7 +32,7 @@ from planted import MUTANTS, Mutant  # noqa: E402
 #: Where chance decides: noise, samplers, thresholds that move, audits. Fixed keys and seeds; ``reseeded`` moves them.
 STATISTICAL = (
     "tests/noise/test_sources.py", "tests/noise/test_sources_tails.py", "tests/noise/test_grid.py", "tests/engine/test_noise.py",
-    "tests/engine/test_release.py", "tests/sampling/test_draws_law.py", "tests/sampling/test_draws.py",
+    "tests/clipping/test_budget.py", "tests/sampling/test_draws_law.py", "tests/sampling/test_draws.py",
     "tests/clipping/test_adaptive.py",
     "tests/auditing/test_step.py::test_a_sound_step_is_bounded_from_both_sides", "tests/auditing/test_statistics.py",
     "tests/auditing/test_run.py",

@@ -43,7 +43,7 @@ CLIPPING = (
     mutant(
         "one layer unclipped",
         "one sample moves a group by at most R_m",
-        "tests/engine/test_equality.py::test_equals_the_loop_in_float64",
+        "tests/engine/test_backward.py::test_equals_the_loop_in_float64",
         (
             "autograd/clipped.py",
             "sums.update(parts.pop(0).sums(factors))",
@@ -55,7 +55,7 @@ CLIPPING = (
     mutant(
         "the batch's mean clipped",
         "every sample's gradient is clipped, and not their mean",
-        "tests/engine/test_equality.py::test_equals_the_loop_in_float64",
+        "tests/engine/test_backward.py::test_equals_the_loop_in_float64",
         (
             "autograd/clipped.py",
             "factors = bounded_factors(clip, norms, threshold, lowest) * scale",
@@ -83,13 +83,13 @@ CLIPPING = (
     mutant(
         "no guard against samples that aren't finite",
         "a sample whose gradient is nan or inf adds zero",
-        "tests/engine/test_properties.py",
+        "tests/engine/test_engine.py",
         ("autograd/clipped.py", "if not bool(finite.all()):", "if False:"),
     ),
     mutant(
         "negative Gram norm clamped",
         "norms are right where positions cancel",
-        "tests/persample/test_precision_norms.py",
+        "tests/persample/test_cancelling.py",
         ("persample/cancelling.py", "if bool(doubtful.any()):", "squares.clamp_(min=0.0)\n        if False:"),
     ),
     mutant(
@@ -182,13 +182,13 @@ CLIPPING = (
     mutant(
         "gradients changed by hand accepted",
         "the noise fits what it is added to",
-        "tests/engine/test_step.py tests/engine/test_gradients.py",
+        "tests/engine/test_step.py tests/engine/test_custody.py",
         ("engine/custody.py", "        if changed:\n", "        if False:\n"),
     ),
     mutant(
         "products summed in half precision",
         "R_m bounds what is really added, rounding included",
-        "tests/engine/test_precision_sums.py",
+        "tests/autograd/test_slot.py",
         (
             "persample/base.py",
             "return a.to(wide) @ b.to(wide)",
@@ -198,7 +198,7 @@ CLIPPING = (
     mutant(
         "sums in half precision before the noise",
         "R_m bounds what is really added, rounding included",
-        "tests/engine/test_precision_sums.py",
+        "tests/autograd/test_slot.py",
         ("autograd/slot.py", "total if self.keeps_wide else None", "None"),
     ),
     mutant(
@@ -216,7 +216,7 @@ CLIPPING = (
     mutant(
         "a batch that was given up kept beside p.grad",
         "what zero_grad gives up is released by no later step",
-        "tests/engine/test_gradients.py",
+        "tests/engine/test_custody.py",
         (
             "autograd/slot.py",
             "if self.wide is None or left is None or left.released or left.grad() is not grad or left.version != grad._version:",
@@ -227,7 +227,7 @@ CLIPPING = (
     mutant(
         "thresholds loaded into a logical batch",
         "the noise fits what it is added to",
-        "tests/engine/test_noise_vouched.py",
+        "tests/engine/test_provenance.py",
         ("engine/state.py", "        if self.step.under_way:\n", "        if False:\n"),
     ),
 )
@@ -330,7 +330,7 @@ ALONE = (
     mutant(
         "infinities beside the forward pass accepted",
         "one sample's infinities silence nobody else",
-        "tests/autograd/test_infinite.py",
+        "tests/autograd/test_gate.py",
         ("autograd/beside.py", "if not stacked.is_meta and not bool(torch.isfinite(stacked).all()):", "if False:"),
     ),
     mutant(
@@ -464,7 +464,7 @@ NOISE = (
     mutant(
         "sums of small parameters are views of one",
         "a change of one parameter's gradient isn't taken for a change of another's",
-        "tests/engine/test_gradients.py tests/engine/test_plain.py",
+        "tests/engine/test_custody.py tests/engine/test_plain.py",
         ("persample/small.py", "map(torch.clone, total.split(self.widths))", "total.split(self.widths)"),
     ),
     mutant(
@@ -557,13 +557,13 @@ NOISE = (
     mutant(
         "rounding to a grid unpaid",
         "hardened noise covers what the grid adds to the distance of neighbours",
-        "tests/engine/test_release.py",
+        "tests/clipping/test_budget.py",
         ("clipping/budget.py", "planned_for(sigma, coordinates) if hardened else sigma", "sigma"),
     ),
     mutant(
         "moving thresholds unpaid",
         "the counts that move thresholds are paid for out of the same plan",
-        "tests/clipping/test_adaptive.py tests/engine/test_release.py",
+        "tests/clipping/test_adaptive.py tests/clipping/test_budget.py",
         ("clipping/adaptive.py", "return sigma / math.sqrt(1 - self.share)", "return sigma"),
     ),
     mutant(
@@ -688,7 +688,7 @@ ACCOUNTING = (
     mutant(
         "zero_grad between micro-batches vouched for",
         "a statement says groupclip's sampling only for steps on whole batches of it",
-        "tests/engine/test_gradients.py",
+        "tests/engine/test_custody.py",
         ("engine/custody.py", "        if not cleared or not self._noise_to_come:\n", "        if True:\n"),
     ),
     mutant(
@@ -718,13 +718,13 @@ ACCOUNTING = (
     mutant(
         "the noise of a given key resumed",
         "no noise is ever added twice",
-        "tests/engine/test_noise_vouched.py",
+        "tests/engine/test_provenance.py",
         ("engine/state.py", "if saved > self.ledger.steps and vouched_for", "if False and vouched_for"),
     ),
     mutant(
         "a subclass's noise called groupclip's",
         "the statement names noise that groupclip can't answer for",
-        "tests/engine/test_noise_vouched.py",
+        "tests/engine/test_provenance.py",
         (
             "engine/provenance.py",
             "if type(noise) not in (SecureNoise, InsecureNoise, HardenedNoise):",
