@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -142,6 +141,8 @@ class Partition:
 
     def to_json(self) -> str:
         """Return JSON text; :meth:`from_json` gives an equal partition back."""
+        import json  # here: ``import groupclip`` needs none of it
+
         groups = [
             {"name": group, "numbers": numbers, "parameters": list(members)}
             for (group, members), numbers in zip(self.groups, self.numbers, strict=True)
@@ -152,6 +153,8 @@ class Partition:
     @classmethod
     def from_json(cls, text: str) -> Partition:
         """Return the partition that :meth:`to_json` wrote. ``ValueError`` says what is wrong with any other text."""
+        import json
+
         try:
             facts = json.loads(text)
         except json.JSONDecodeError as error:
