@@ -242,13 +242,11 @@ def test_twin_terms_that_cancel_are_added_one_by_one(monkeypatch: pytest.MonkeyP
 
     def remembered(terms: Terms) -> PerSample:
         form_ = made(terms)
-        plain = getattr(form_, "_product", None)
-        before.append(plain or (lambda f: form_.linear.weighted_sum(f) + form_.lookup.weighted_sum(f)))  # pyright: ignore
+        before.append(form_._product)  # pyright: ignore
         return form_
 
     monkeypatch.setitem(FORMS, form, remembered)
-    where = {"tied": "lookup"}.get(form, form)
-    assert found(monkeypatch, form, f"groupclip.persample.{where}.add_apart", unguarded)
+    assert found(monkeypatch, form, "groupclip.persample.cancelling.add_apart", unguarded)
 
 
 # ------------------------------------------------------------------ and so with models
