@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor, nn
 
 
@@ -35,3 +36,22 @@ def published_in(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         for key, buffer in module._buffers.items():
             if buffer is not None and key not in module._non_persistent_buffers_set:
                 yield prefix + key, buffer
+
+
+def name_of(model: nn.Module, module: nn.Module, name: str) -> str:
+    """Return the name of what a module holds, as ``state_dict`` has it."""
+    prefix = next(prefix for prefix, other in modules_of(model) if other is module)
+    return f"{prefix}.{name}" if prefix else name
+
+
+def versions_in(modules: list[nn.Module]) -> list[tuple[Tensor, int]]:
+    """Return what a pass may move in place, with its version: all but what the optimizer moves."""
+    found: list[tuple[Tensor, int]] = []
+    with torch._C.DisableTorchFunctionSubclass():
+        for module in modules:
+            for held in (module._parameters, module._buffers):
+                for tensor in held.values():
+                    if tensor is None or tensor.is_inference() or (held is module._parameters and tensor.requires_grad):
+                        continue
+                    found.append((tensor, tensor._version))
+    return found

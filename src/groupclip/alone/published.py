@@ -19,7 +19,7 @@ from ..autograd.tensors import PRIVATE_TYPES
 from ..autograd.vmap import NATIVE, Part
 from ..errors import PrivacyViolation, UnsupportedOperation
 from ..nested import has_numbers, replaced, tensors_in
-from ..walk import modules_of, published_in
+from ..walk import modules_of, name_of, published_in, versions_in
 from .attributes import SAMPLES, Constant, Disagree, Kept, agreed, constant, is_unchanged, refill
 from .outputs import Rows, joined, taken
 
@@ -36,7 +36,7 @@ class Published:
         self._model, self._guarded = model, guarded
         self._modules = [module for _, module in modules_of(model)]
         self._buffers = [(m, dict(m._buffers)) for m in self._modules if m._buffers]
-        self._versions = _versions(self._modules)
+        self._versions = versions_in(self._modules)
         self._values: list[tuple[str, Tensor, Tensor]] | None = None  # name, tensor, copy of what it was
         self._left: list[Tensor] | None = None  # what the first sample left
         self._moved = True  # the last sample may have moved some of it
@@ -85,7 +85,7 @@ class Published:
             for name, value in module._buffers.items():
                 if value is not None and part.level != NATIVE and part.holds(value):
                     if self._guarded and name not in module._non_persistent_buffers_set:
-                        self._refuse(_name_of(self._model, module, name))
+                        self._refuse(name_of(self._model, module, name))
                     found[module, name] = Rows(part.physical(value))
         for module, name, value in kept.now():
             if isinstance(value, Tensor) and self._is_left(part, value, kept.before(module, name)):
@@ -172,7 +172,7 @@ class Published:
 
     def _refuse_left(self, module: nn.Module, name: str, what: str) -> None:
         raise UnsupportedOperation(
-            f"the forward pass of some samples alone leaves {what.format(_name_of(self._model, module, name))}: the losses "
+            f"the forward pass of some samples alone leaves {what.format(name_of(self._model, module, name))}: the losses "
             "would get what the samples that ran last left. Return it from forward() instead, with something in "
             "its place for every sample"
         )
@@ -281,21 +281,3 @@ def _as_batch(having: list[tuple[Part, Any]]) -> Any:
         return value
 
     return joined([(part, replaced(value, in_front)) for part, value in having])
-
-
-def _name_of(model: nn.Module, module: nn.Module, name: str) -> str:
-    prefix = next(prefix for prefix, other in modules_of(model) if other is module)
-    return f"{prefix}.{name}" if prefix else name
-
-
-def _versions(modules: list[nn.Module]) -> list[tuple[Tensor, int]]:
-    """Of what a pass may move in place: all but what the optimizer does."""
-    found: list[tuple[Tensor, int]] = []
-    with torch._C.DisableTorchFunctionSubclass():
-        for module in modules:
-            for held in (module._parameters, module._buffers):
-                for tensor in held.values():
-                    if tensor is None or tensor.is_inference() or (held is module._parameters and tensor.requires_grad):
-                        continue
-                    found.append((tensor, tensor._version))
-    return found
