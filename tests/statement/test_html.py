@@ -13,7 +13,7 @@ from groupclip.run import RunConfig
 from groupclip.run.config import MODEL_OPTIONS
 from groupclip.statement.html import RunReport, _above_noise, html_report
 from groupclip.statement.names import plain_name
-from groupclip.statement.plots import COLOURS, short_names
+from groupclip.statement.plots import COLOURS, accuracy, epsilon, noisy_norms, short_names
 from groupclip.tasks import TaskOptions, load_task
 
 ODD = '<script>alert("group")</script>'
@@ -128,7 +128,7 @@ def test_public_pretraining_is_told():
 
 def test_the_accuracy_of_lost_weights_is_not_drawn():
     kept, lost = (figures(html)[0] for html in (page(), html_report(report(lost=((4, 4),)))))
-    marker = 'xlink:href="#m'
+    marker = 'style="fill: #2563a8'  # of the curve: those of the axes have no filling
     assert kept.count(marker) == lost.count(marker) + 1
 
 
@@ -198,6 +198,17 @@ def test_a_figure_is_as_wide_as_a_telephone_and_stands_below_the_next_on_one():
     widths = [float(re.search(r'<svg [^>]*width="([\d.]+)pt"', figure)[1]) for figure in figures(html)]
     assert all(width * 96 / 72 <= 410 for width in widths)  # CSS pixels: words are as large as they were drawn
     assert "grid-template-columns: repeat(auto-fill, minmax(min(100%, 22rem), 1fr))" in html
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 7, 20, 60, 1248])
+def test_steps_are_whole(steps):
+    """No mark of the axis stands at half a step."""
+    curve = [(step, 1 / step) for step in range(1, steps + 1)]
+    for figure in (accuracy(curve, {}), epsilon(curve, 2.0), noisy_norms({"a": curve}, {"a": 0.1})):
+        axis = figure[figure.index('id="matplotlib.axis_1"') : figure.index('id="matplotlib.axis_2"')]
+        marks = re.findall(r"<!-- (.+) -->", axis)
+        assert marks.pop() == "step" and len(marks) >= 1
+        assert all(re.fullmatch(r"[−\d]\d*", mark) for mark in marks), marks  # noqa: RUF001 (matplotlib's minus)
 
 
 def test_every_table_scrolls_in_itself():

@@ -49,8 +49,9 @@ def accuracy(curve: Curve, levels: Mapping[str, float]) -> str:
             _level(axes, meaning, share, side="right")
         if curve:
             axes.plot(*zip(*curve, strict=True), color=_BLUE, marker="o", markersize=3)
-        axes.set(title="Accuracy on held-out records", xlabel="step", ylim=(0, 1))
+        axes.set(title="Accuracy on held-out records", ylim=(0, 1))
         axes.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+        _over_steps(axes)
         return svg(figure)
 
 
@@ -60,7 +61,8 @@ def epsilon(curve: Curve, planned: float) -> str:
         _level(axes, "planned", planned, side="left")
         if curve:
             axes.plot(*zip(*curve, strict=True), color=_RED)
-        axes.set(title="Epsilon spent", xlabel="step", ylim=(0, planned * 1.1))
+        axes.set(title="Epsilon spent", ylim=(0, planned * 1.1))
+        _over_steps(axes)
         return svg(figure)
 
 
@@ -77,8 +79,9 @@ def noisy_norms(curves: Mapping[str, Curve], noise: Mapping[str, float]) -> str:
         for name, colour, (group, curve) in zip(names, COLOURS, curves.items(), strict=False):
             axes.plot(*zip(*curve, strict=True), color=colour, linewidth=1, label=name)
             axes.axhline(noise[group], color=colour, linestyle=":", linewidth=1)
-        axes.set(title="Norm of the noisy gradient; dotted: noise alone", xlabel="step")
+        axes.set(title="Norm of the noisy gradient; dotted: noise alone")
         axes.set_ylim(bottom=0)
+        _over_steps(axes)
         figure.legend(frameon=False, fontsize=8, loc="outside lower left", ncols=2)
         return svg(figure)
 
@@ -97,6 +100,14 @@ def bars(values: Mapping[str, float], title: str) -> str:
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
         return svg(figure)
+
+
+def _over_steps(axes: Axes) -> None:
+    """Mark whole steps: there is no half a step."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_xlabel("step")
+    axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
 
 
 def _level(axes: Axes, meaning: str, at: float, *, side: str) -> None:
