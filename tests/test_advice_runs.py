@@ -107,7 +107,7 @@ def one_cleared(run: Run, parts: Parts) -> None:
     model, optimizer, engine = run
     engine.backward(ENTRY.losses(model, ENTRY.batch(4)))
     next(model.parameters()).grad = None
-    with advised(PrivacyViolation, r"Clear all of them by optimizer\.zero_grad\(\) after the step"):
+    with advised(PrivacyViolation, r"Clear all gradients by optimizer\.zero_grad\(\) after the step"):
         optimizer.step()
     engine.discard()
     step(run, parts)
@@ -452,7 +452,7 @@ def test_a_state_of_other_settings(other: dict[str, Any], advice: str) -> None:
 def test_a_state_without_a_mechanism() -> None:
     _, saved = half_a_run()
     clipping = gc.attach(ENTRY.model(), None, "layer-wise", None)
-    with advised(PrivacyViolation, "attach as it was attached"):
+    with advised(PrivacyViolation, "attach this engine as the saved run's was"):
         clipping.load_state_dict(saved[0])
     assert resumed(saved)[2].ledger.steps == 3  # type: ignore[union-attr]
 

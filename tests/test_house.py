@@ -1,8 +1,10 @@
 """The files that a repository is judged by before its code: licence, citation, changelog, facts of the package."""
 
+import ast
 import hashlib
 import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -58,3 +60,41 @@ def test_one_file_imports_dp_accounting_and_pyproject_names_it():
 def test_twin_imports_are_found():
     assert "ledger.py" not in importers("torch")
     assert len(importers("torch")) > 20
+
+
+#: First words of a summary that has no verb in front: a fragment, which needs the code to be understood.
+NOT_VERBS = {
+    "A", "About", "After", "All", "An", "And", "As", "At", "Because", "Before", "Below", "Between", "Both", "By",
+    "Each", "Every", "For", "From", "How", "If", "In", "Inside", "Its", "Like", "No", "Of", "On", "One", "Out",
+    "Some", "The", "These", "This", "Those", "To", "Under", "What", "When", "Where", "Whether", "Which", "While",
+    "Who", "Whose", "Why", "With", "Without", "Names", "Norms", "Bytes", "Epsilon", "Gradients", "Accuracy", "Rows",
+    "Samples", "ValueError",
+}  # fmt: skip
+
+
+def summaries() -> Iterator[tuple[str, str]]:
+    """(where, first line) of the docstring of every function that isn't a property."""
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            told = ast.get_docstring(node)
+            if told and not any("property" in ast.unparse(decorator) for decorator in node.decorator_list):
+                yield f"{path.relative_to(ROOT)}:{node.lineno} {node.name}", told.splitlines()[0]
+
+
+def begins_with_a_verb(summary: str) -> bool:
+    """As far as the first word tells."""
+    word = re.match(r"[A-Za-z]+", summary)
+    return word is not None and word[0] not in NOT_VERBS
+
+
+def test_the_summary_of_a_function_begins_with_a_verb():
+    told = dict(summaries())
+    assert len(told) > 900
+    assert not {where: line for where, line in told.items() if not begins_with_a_verb(line)}
+
+
+@pytest.mark.parametrize("summary", ["Of one run.", "The factors of a group.", "``[B]`` norms.", "Whether it is so.", "2 names."])
+def test_twin_a_fragment_is_seen(summary):
+    assert not begins_with_a_verb(summary) and begins_with_a_verb(f"Return {summary}")

@@ -92,7 +92,7 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """A name is loaded when it is first asked for: what only counts epsilon doesn't wait for torch."""
+    """Load a name when it is first asked for: what only counts epsilon doesn't wait for torch."""
     if name in _MODULE_OF:
         found = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
         globals()[name] = found

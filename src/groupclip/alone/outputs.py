@@ -23,12 +23,12 @@ class Rows:
 
     @property
     def shape(self) -> torch.Size:
-        """Of one sample's."""
+        """The shape that one sample has."""
         return self.physical.shape[1:]
 
 
 def taken(part: Part, outputs: Any, spread: Callable[[Tensor], Tensor | None]) -> Any:
-    """The outputs with :class:`Rows` for tensors that differ from sample to sample. To be called natively.
+    """Return the outputs with :class:`Rows` for tensors that differ from sample to sample. To be called natively.
 
     Args:
         part: what they are of.
@@ -51,7 +51,7 @@ def taken(part: Part, outputs: Any, spread: Callable[[Tensor], Tensor | None]) -
 
 
 def _refuse_hidden(part: Part, value: Any) -> None:
-    """An object that isn't looked into may hold tensors of samples, which couldn't be put together."""
+    """Refuse an object that isn't looked into: it may hold tensors of samples, which couldn't be put together."""
     held = value if isinstance(value, (set, frozenset)) else getattr(value, "__dict__", None)
     if type(value) in PLAIN_TYPES or held is None or isinstance(value, (type, nn.Module)):
         return
@@ -69,7 +69,7 @@ Where = Callable[[list[Rows | None]], list[int]]
 
 
 def joined(parts: list[tuple[Part, Any]], where: Where | None = None) -> Any:
-    """The outputs of a batch from those of its parts.
+    """Return the outputs of a batch from those of its parts.
 
     Args:
         parts: each with what was :func:`taken` of it.
@@ -93,13 +93,13 @@ def joined(parts: list[tuple[Part, Any]], where: Where | None = None) -> Any:
 
 
 def is_doubtful(rows: Rows) -> bool:
-    """Whether a sample's tensor says by itself where the samples of a batch lie: it has one dimension of 1, in front."""
+    """Return whether a sample's tensor says by itself where the samples of a batch lie: it has one dimension of 1, in front."""
     shape = rows.shape
     return len(shape) > 0 and (shape[0] != 1 or 1 in shape[1:])
 
 
 def flat(outputs: Any) -> list[Any]:
-    """The tensors in outputs, in order; objects that aren't looked into aren't among them."""
+    """Return the tensors in outputs, in order; objects that aren't looked into aren't among them."""
     found: list[Any] = []
 
     def note(value: Any) -> Any:
@@ -116,7 +116,7 @@ def _filled(outputs: Any, merged: Iterator[Any]) -> Any:
 
 
 def _alike(outputs: list[Any]) -> bool:
-    """Whether outputs are of one kind but for their tensors.
+    """Return whether outputs are of one kind but for their tensors.
 
     Raises:
         UnsupportedOperation: they aren't.
@@ -143,7 +143,7 @@ def _kind(value: Any) -> Any:
 
 
 def _joined_rows(parts: list[tuple[Part, Any]], found: Sequence[Any], n: int) -> Any:
-    """Of one of the outputs, of all parts; a tensor that is the same for all samples stays as it is."""
+    """Join one of the outputs over all parts; a tensor that is the same for all samples stays as it is."""
     if not any(isinstance(f, Rows) for f in found) and all(same(found[0], f) for f in found):
         return found[0]
     rows = [f.physical if isinstance(f, Rows) else part.each(f) for (part, _), f in zip(parts, found, strict=True)]
@@ -161,7 +161,7 @@ def _joined_rows(parts: list[tuple[Part, Any]], found: Sequence[Any], n: int) ->
 
 
 def same(x: Tensor, y: Tensor) -> bool:
-    """Whether samples on two paths got the same constant: of the same parameters, if of any. To be called natively."""
+    """Return whether samples on two paths got the same constant: of the same parameters, if of any. To be called natively."""
     if x is y:
         return True
     if type(x) is not type(y) or isinstance(x, PrivateParameter) or x.shape != y.shape or x.dtype != y.dtype:
@@ -181,7 +181,7 @@ class NoRows(UnsupportedOperation):
 
 
 def _merged(rows: Rows, n: int, dim: int) -> Tensor:
-    """``[.., B, ..]``, the samples in dimension ``dim``, in which one sample has 1; or see :data:`MAJOR`."""
+    """Return ``[.., B, ..]``, the samples in dimension ``dim``, in which one sample has 1; or see :data:`MAJOR`."""
     x = rows.physical
     if x.dim() == 1:
         return x
@@ -200,7 +200,7 @@ def _merged(rows: Rows, n: int, dim: int) -> Tensor:
 
 
 def _order(parts: list[Part]) -> Tensor:
-    """Where each sample's row is among the rows of all parts."""
+    """Return where each sample's row is among the rows of all parts."""
     rows = torch.cat([torch.arange(part.batch) if part.rows is None else part.rows.cpu() for part in parts])
     order = torch.empty_like(rows)
     order[rows] = torch.arange(len(rows))

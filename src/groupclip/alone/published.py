@@ -25,7 +25,7 @@ from .outputs import Rows, joined, taken
 
 
 class Published:
-    """Of a model, during the runs of one pass.
+    """Guards what a model publishes during the runs of one pass.
 
     Args:
         model: the model.
@@ -57,7 +57,7 @@ class Published:
     # ---------------------------------------------------------------- under vmap
 
     def refuse_if_held(self, written: Tensor) -> None:
-        """A sample's values were about to be written into ``written``.
+        """Refuse to write a sample's values into ``written``.
 
         Raises:
             PrivacyViolation: it is memory of something that is published.
@@ -70,14 +70,14 @@ class Published:
                 self._refuse(name)
 
     def about_to_run(self) -> None:
-        """Before a run: modules hold what they held before the first."""
+        """Prepare a run: modules hold what they held before the first run."""
         if self._kept is None:
             self._kept = Kept(self._modules)
         else:
             self._kept.put_back()
 
     def left_behind(self, part: Part) -> Left:
-        """What a run left of its samples on modules. Buffers and containers get back what they held before."""
+        """Return what a run left of its samples on modules. Buffers and containers get back what they held before."""
         found: Left = {}
         kept = self._kept
         assert kept is not None
@@ -104,7 +104,7 @@ class Published:
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """After an error inside, modules hold what they held before the pass, and no samples of it."""
+        """Put modules back after an error inside: they hold what they held before the pass, and no samples of it."""
         try:
             yield
         except BaseException:
@@ -146,7 +146,7 @@ class Published:
         return left
 
     def _is_constant(self, key: tuple[nn.Module, str], parts: list[tuple[Part, Left]]) -> bool:
-        """Whether it isn't the samples' what the parts left there. It is there then.
+        """Return whether what the parts left there isn't of the samples. It is there then.
 
         Raises:
             UnsupportedOperation: it isn't the samples', and not the same in all parts.
@@ -180,7 +180,7 @@ class Published:
     # ---------------------------------------------------------------- several runs
 
     def put_back_for_another_run(self) -> None:
-        """Before another run of the same pass: buffers are as they were.
+        """Put buffers back before another run of the same pass.
 
         Raises:
             UnsupportedOperation: the run before moved a weight or a buffer in place, which would move again.
@@ -196,12 +196,12 @@ class Published:
                 )
 
     def watch_closely(self) -> None:
-        """From here on samples run one at a time, outside of vmap: nothing shows what they write but a comparison."""
+        """Watch by comparison from here on: samples run one at a time, outside of vmap, and nothing else shows what they write."""
         if self._guarded:
             self._values = [(name, t, t.detach().clone()) for name, t in published_in(self._model)]
 
     def put_back(self) -> None:
-        """Before the next sample: everything is as before the first."""
+        """Put everything back before the next sample, as it was before the first."""
         for module, buffers in self._buffers:
             module._buffers.update(buffers)
         if not self._moved:
@@ -212,7 +212,7 @@ class Published:
                     tensor.data.copy_(value)
 
     def compare(self) -> None:
-        """After a sample: it must have left what the others left.
+        """Compare what a sample left with what the others left.
 
         Raises:
             PrivacyViolation: it didn't; the model is as before the pass.
@@ -236,7 +236,7 @@ class Published:
                 self._refuse(name)
 
     def finish(self, runs: int) -> None:
-        """After the last sample.
+        """End the pass after the last sample.
 
         Raises:
             PrivacyViolation: there was one only, and it left something: nothing shows that others would leave the same.
@@ -273,7 +273,7 @@ Left = dict[tuple[nn.Module, str], Any]
 
 
 def _as_batch(having: list[tuple[Part, Any]]) -> Any:
-    """``[B, ..]``; with a dimension for the samples put in front where a sample's doesn't begin with one."""
+    """Return ``[B, ..]``; with a dimension for the samples put in front where a sample's doesn't begin with one."""
 
     def in_front(value: Any) -> Any:
         if isinstance(value, Rows) and value.physical.dim() > 1 and value.shape[0] != 1:

@@ -54,7 +54,7 @@ class Alone:
         self._own, self._following = other._own, other._following
 
     def run(self, function: Function, inputs: Inputs, arrangement: Arrangement | None = None) -> Any:
-        """The outputs of ``function`` on the batch.
+        """Run ``function`` on the batch and return its outputs.
 
         Args:
             function: of the inputs.
@@ -164,7 +164,7 @@ class Alone:
         return done
 
     def _took(self, part: Part, outputs: Any, published: Published) -> tuple[Any, Any]:
-        """The outputs, and what the pass left on the modules, with the samples in front."""
+        """Return the outputs, and what the pass left on the modules, with the samples in front."""
         with natively(), self._tape.on(part):
 
             def spread_private(value: Tensor) -> Tensor | None:
@@ -219,7 +219,7 @@ def _by_key(rows: list[int] | None, keys: list[Hashable]) -> list[list[int]]:
 
 
 def _module_of(model: nn.Module, error: Exception) -> str:
-    """The innermost module of the model in which the error was raised."""
+    """Return the innermost module of the model in which the error was raised."""
     names = {id(module): name for name, module in model.named_modules()}
     where, trace = type(model).__name__, error.__traceback__
     while trace is not None:

@@ -88,7 +88,7 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def settled(tape: Tape, losses: Tensor) -> Tensor:
-    """The losses ``[B]``, with what was used beside the forward pass booked for their backward.
+    """Return the losses ``[B]``, with what was used beside the forward pass booked for their backward.
 
     Raises:
         PrivacyViolation: a gradient isn't finite, and it can't be told whose fault that is.
@@ -117,8 +117,8 @@ def settled(tape: Tape, losses: Tensor) -> Tensor:
         stacked = torch.stack([torch.zeros_like(leaf) if g is None else g for g in found])
         if not stacked.is_meta and not bool(torch.isfinite(stacked).all()):
             raise PrivacyViolation(
-                f"the gradient of {slot.name!r} isn't finite where it was used beside the model's forward pass, and there one "
-                "sample may make those of others so: its presence would silence them. Compute it inside the model's forward, "
+                f"the gradient of {slot.name!r} isn't finite where it was used beside the model's forward pass. There one sample "
+                "can make the gradients of other samples infinite too, and so silence them. Compute it inside the model's forward, "
                 "or in a function of the samples alone: engine.per_sample(function, inputs)"
             )
         targets.append([Target(slot, gate)])

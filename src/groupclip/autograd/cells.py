@@ -32,7 +32,7 @@ class Cell(Generic[Key]):
     joined: bool = False
 
     def placed(self, values: Tensor) -> Tensor:
-        """``[K]`` values of these samples in ``[B]``, zero elsewhere."""
+        """Return ``[K]`` values of these samples in ``[B]``, zero elsewhere."""
         rows = self.rows
         assert rows is not None
         return values.new_zeros(self.batch).index_copy(0, rows.to(values.device), values)
@@ -122,7 +122,7 @@ def _of_parts(
 
 
 def _places(part: Part) -> dict[int, int]:
-    """Sample -> which of the part's rows it is."""
+    """Return sample -> which of the part's rows it is."""
     rows = range(part.batch) if part.rows is None else part.rows.tolist()
     return {row: place for place, row in enumerate(rows)}
 

@@ -17,7 +17,7 @@ from .slot import Slot
 def clipped(
     grads: dict[Slot, PerSample], clip: ClipFunction, threshold: float, scale: float
 ) -> tuple[Tensor, dict[Slot, Tensor]]:
-    """Norms ``[B]`` of the gradients of one group, and the sums of its clipped gradients: of each parameter, flat or in its shape.
+    """Return norms ``[B]`` of the gradients of one group, and its sums of clipped gradients: by parameter, flat or in its shape.
 
     Args:
         grads: of each parameter. Is emptied: what isn't needed any more is freed.
@@ -48,7 +48,7 @@ _ROUNDOFF = {
 def norms_and_factors(
     grads: Sequence[PerSample], dtypes: Sequence[torch.dtype], clip: ClipFunction, threshold: float, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Norms ``[B]`` of the gradients of one group, and what to weigh them by.
+    """Return norms ``[B]`` of the gradients of one group, and what to weigh them by.
 
     Args:
         grads: of each parameter.

@@ -39,7 +39,7 @@ class Root:
 
 @dataclass(frozen=True, eq=False)
 class Derived:
-    """What a :class:`PrivateTensor` carries.
+    """Holds what a :class:`PrivateTensor` carries.
 
     Attributes:
         shadow: its value with the graph down to the roots' leaves, cut off from everything else.

@@ -122,7 +122,7 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any
 
 
 def _sort(values: Iterable[Any], privates: list[Private], plain: list[Tensor]) -> None:
-    """The tensors in arguments: those that are private, and the others."""
+    """Sort the tensors in arguments into private ones and others."""
     for value in values:
         kind = type(value)
         if kind in PRIVATE_TYPES:
@@ -140,7 +140,7 @@ def _sort(values: Iterable[Any], privates: list[Private], plain: list[Tensor]) -
 
 
 def split(call: Call) -> Any:
-    """The first way that keeps the samples of this operation apart."""
+    """Run the operation by the first way that keeps its samples apart."""
     part, func = call.part, call.func
     check, written_out, rule = CHECKS.get(func), WRITTEN_OUT.get(func), RULES.get(func)
     if check is not None:
@@ -170,14 +170,14 @@ def split(call: Call) -> Any:
 
 
 def dispatch_or_run(call: Call, func: Any, *args: Any) -> Any:
-    """An operation that another is written out in: with private operands, or without."""
+    """Run an operation in which another is written out, with private operands or without."""
     if any(True for _ in instances_in(args, (PrivateParameter, PrivateTensor))):
         return dispatch(func, args, {})
     return run(call.part, func, args, {})
 
 
 def _run_spread(call: Call) -> Any:
-    """Any operation, each sample with the parameters expanded for it."""
+    """Run any operation, each sample with the parameters expanded for it."""
     if call.in_place and call.is_private(call.args[0]):
         raise UnsupportedOperation(
             f"{call.name} changes a parameter in place, or a tensor computed from parameters alone; write it out of place "
@@ -192,7 +192,7 @@ def _run_spread(call: Call) -> Any:
 
 
 def spread(part: Part, operand: Private) -> Tensor:
-    """``[size, *shape]``: the operand for each sample, with the gradient of each to come. To be called natively."""
+    """Return ``[size, *shape]``: the operand for each sample, with the gradient of each to come. To be called natively."""
     value = operand._derived.native if isinstance(operand, PrivateTensor) else operand.detach()
     return tap(part, [part.each(value)], [], [targets(operand)], _instantiated)[0]
 

@@ -49,7 +49,7 @@ class Group:
         return self.slots[0].param.device.type
 
     def open_gate(self) -> Gate:
-        """The gate that uses of this group depend on now: it stays open until its backward."""
+        """Return the gate that uses of this group depend on now: it stays open until its backward."""
         gate = self.gate
         if gate is None:
             if in_backward() and self.name in self.tape.ended:
@@ -84,19 +84,19 @@ class Gate:
         self.token.grad_fn._set_sequence_nr(_FIRST)  # pyright: ignore[reportAttributeAccessIssue]
 
     def leaf(self, slot: Slot) -> Tensor:
-        """A stand-in for the parameter, from which tensors that depend on parameters alone are derived."""
+        """Return a stand-in for the parameter, from which tensors that depend on parameters alone are derived."""
         if slot not in self._leaves:
             self._leaves[slot] = slot.param.detach().requires_grad_(True)
         return self._leaves[slot]
 
     def targets(self, slot: Slot) -> list[Target]:
-        """Where the gradients of a use of the parameter itself go."""
+        """Return where the gradients of a use of the parameter itself go."""
         if slot not in self._targets:
             self._targets[slot] = [Target(slot, self)]
         return self._targets[slot]
 
     def forget(self) -> None:
-        """No backward comes any more. What refers to the gate is let go, so that what it holds is freed at once."""
+        """Let go: no backward comes any more. What refers to the gate is let go, so that what it holds is freed at once."""
         self.token = None
         self._targets.clear()
 
@@ -105,7 +105,7 @@ class Gate:
         self._uses.setdefault(slot, []).append(use)
 
     def permit(self) -> None:
-        """Before anything is booked.
+        """Check that a use may book its gradients, before anything is booked.
 
         Raises:
             PrivacyViolation: the gradients that arrive aren't those of the losses.
@@ -119,8 +119,8 @@ class Gate:
         token = self.token
         if token is not None and not torch._C._will_engine_execute_node(token.grad_fn):  # pyright: ignore
             raise PrivacyViolation(
-                f"a gradient through group {self.group.name!r} was asked for that isn't the training loss's own "
-                "(torch.autograd.grad, for adversarial examples or penalties): it would be clipped together with it. For "
+                f"a gradient through group {self.group.name!r} was asked for that isn't a gradient of the training loss "
+                "(torch.autograd.grad, for adversarial examples or penalties): both would be clipped together. For "
                 f"adversarial examples, {ELSEWHERE}. A penalty on gradients is one of the model's outputs. {INSIDE}"
             )
         self.permitted_in = task
@@ -133,7 +133,7 @@ class Gate:
             self._booked.setdefault(slot, []).append((part, grads))
 
     def is_lone(self, slot: Slot) -> bool:
-        """Whether the use of the parameter that is about to be booked is its only one."""
+        """Return whether the use of the parameter that is about to be booked is its only one."""
         if slot in self._booked:
             return False
         uses = self._uses.get(slot, ())
@@ -189,7 +189,7 @@ class Gate:
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """Where the per-sample gradients of one operand go: a parameter, as they are or pulled back to it."""
+    """Says where the per-sample gradients of one operand go: to a parameter, as they are or pulled back to it."""
 
     slot: Slot
     gate: Gate

@@ -54,21 +54,21 @@ class Call:
         return type(value) in PRIVATE_TYPES and value.requires_grad  # pyright: ignore[reportAttributeAccessIssue]
 
     def value(self, operand: Any) -> Any:
-        """The operand as autograd may see it: no gradient goes to a parameter from here."""
+        """Return the operand as autograd may see it: no gradient goes to a parameter from here."""
         kind = type(operand)
         if kind is PrivateParameter:
             return operand.detach()
         return operand._derived.native if kind is PrivateTensor else operand
 
     def holds(self, operand: Any) -> bool:
-        """Whether the operand differs from sample to sample."""
+        """Return whether the operand differs from sample to sample."""
         kind = type(operand)
         if kind in PLAIN_TYPES or kind in PRIVATE_TYPES:
             return self.part.level == NATIVE and kind in PRIVATE_TYPES and not operand.requires_grad
         return isinstance(operand, Tensor) and self.part.holds(operand)
 
     def samples(self, operand: Any) -> Tensor:
-        """The operand of all samples, ``[size, *logical]``; a constant is expanded.
+        """Return the operand of all samples, ``[size, *logical]``; a constant is expanded.
 
         Raises:
             NotSplit: it is private.
@@ -100,7 +100,7 @@ class Call:
 
 
 def tape_of(privates: Sequence[Private], func: Any) -> Tape:
-    """The tape of the engine whose parameters these are.
+    """Return the tape of the engine whose parameters these are.
 
     Raises:
         CoverageError: they are of several engines, or of none.

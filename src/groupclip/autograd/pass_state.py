@@ -40,11 +40,11 @@ class Observer(Protocol):
     """Is told what happens to parameters in a pass: names and ways, never a value."""
 
     def used(self, parameters: Sequence[str], operation: str, way: str) -> None:
-        """An operation used these parameters, and was split by sample in this way (see :mod:`groupclip.autograd.dispatch`)."""
+        """Hear that an operation used these parameters, and how it was split by sample (see :mod:`groupclip.autograd.dispatch`)."""
         ...
 
     def normed(self, parameter: str, method: str) -> None:
-        """The per-sample norms of this parameter's gradients were computed in this way."""
+        """Hear how the per-sample norms of this parameter's gradients were computed."""
         ...
 
 
@@ -114,7 +114,7 @@ class Tape:
 
     @contextmanager
     def forward_pass(self) -> Iterator[None]:
-        """Inside is a forward pass that records gradients."""
+        """Mark, inside, a forward pass that records gradients."""
         self.enter()
         try:
             yield
@@ -127,7 +127,7 @@ class Tape:
 
     @contextmanager
     def on(self, part: Part) -> Iterator[None]:
-        """Inside, uses of parameters are of these samples."""
+        """Credit, inside, uses of parameters to these samples."""
         before, self.part = self.part, part
         hooks, self._hooks = self._hooks, hooks_on_saved(True)
         try:
@@ -136,7 +136,7 @@ class Tape:
             self.part, self._hooks = before, hooks
 
     def follow_checkpoint(self) -> None:
-        """To be called before an operation of a forward pass saves anything.
+        """Replace a checkpoint's hooks; to be called before an operation of a forward pass saves anything.
 
         A checkpoint computes again when autograd asks its hooks for a tensor that it left out. Its hooks are replaced by the same
         with the samples side by side as they are now: the tensors it has kept are theirs.
@@ -153,7 +153,7 @@ class Tape:
         )
 
     def tell(self, inputs: Any) -> None:
-        """The pass that began on these inputs is the user's own."""
+        """Tell that the pass which began on these inputs is the user's."""
         if self.told is not None:
             self.told(next(t for t in tensors_in(inputs) if t.dim() > 0))
 
@@ -161,7 +161,7 @@ class Tape:
         self._inside = False
 
     def leave(self) -> None:
-        """The end of a forward pass, whichever it was: one without gradients, in another thread, ends nothing."""
+        """End a forward pass, whichever it was: one without gradients, in another thread, ends nothing."""
         if self.entered_here:
             self._thread = self._ident = None
             self.end_forward()
@@ -213,7 +213,7 @@ class Tape:
             self.forget()
 
     def forget(self) -> None:
-        """What forward passes have left for a backward pass that is over, or doesn't come."""
+        """Forget what forward passes have left for a backward pass that is over, or doesn't come."""
         self.beside.clear()
         self.ran_in_parts = False
 
@@ -238,7 +238,7 @@ class Tape:
             )
 
     def scale(self, batch: int) -> float:
-        """By how much booked gradients of ``batch`` samples must be multiplied to be those of each sample's own loss.
+        """Return by how much booked gradients of ``batch`` samples must be multiplied to be those of each sample's loss.
 
         Raises:
             PrivacyViolation: see :meth:`require_permission`; or the loss has another number of samples than the forward pass.
@@ -272,7 +272,7 @@ class _SideBySide:
 
 
 def refuse_reentry() -> None:
-    """In a backward pass: refuse a checkpoint that runs one of its own inside, in which nothing tells what is of which sample.
+    """Refuse a checkpoint that runs a backward pass inside a backward pass: nothing tells there what is of which sample.
 
     Raises:
         UnsupportedOperation: this is inside one.
@@ -292,5 +292,5 @@ REENTRY = (
 
 
 def in_backward() -> bool:
-    """Whether autograd is running a backward pass in this thread (so a forward now is a recomputation)."""
+    """Return whether autograd is running a backward pass in this thread (so a forward now is a recomputation)."""
     return torch._C._current_graph_task_id() != -1

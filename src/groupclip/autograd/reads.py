@@ -51,7 +51,7 @@ Position = tuple[str, int]
 
 
 class Reads(TorchFunctionMode):
-    """On while a model runs on ``part``.
+    """Answers reads while a model runs on ``part``.
 
     Args:
         part: samples that run together.
@@ -101,7 +101,7 @@ def _memory(x: Tensor) -> int:
 
 
 def _position() -> Position:
-    """Of the model's code that is running."""
+    """Find the line of the model's code that is running."""
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_TORCH):
         frame = frame.f_back
@@ -112,7 +112,7 @@ _TORCH = os.path.dirname(torch.__file__)
 
 
 def run(part: Part, func: Any, args: Any, kwargs: Any) -> Any:
-    """An operation without private operands, on samples that run together."""
+    """Run an operation without private operands on samples that run together."""
     if part.level:
         special = SPECIAL.get(func)
         if special is not None and any(map(part.holds, instances_in((args, kwargs), Tensor))):
@@ -131,7 +131,7 @@ def run(part: Part, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _one_by_one(part: Part, func: Any, args: Any, kwargs: Any, error: RuntimeError) -> Any:
-    """The operation on each sample by itself, the results put together.
+    """Run the operation on each sample by itself, and put the results together.
 
     Raises:
         Differ: they don't go together.
@@ -160,7 +160,7 @@ def _one_by_one(part: Part, func: Any, args: Any, kwargs: Any, error: RuntimeErr
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> Tensor | None:
-    """The tensor that the operation writes to."""
+    """Return the tensor that the operation writes to."""
     out = kwargs.get("out")
     if isinstance(out, Tensor):
         return out
@@ -200,7 +200,7 @@ def key_of(value: Any) -> Hashable:
 
 
 def agreed(keys: list[Hashable], values: list[Any]) -> Any:
-    """The value of all samples.
+    """Return the value of all samples.
 
     Raises:
         Differ: they haven't the same.
@@ -241,7 +241,7 @@ def _read_all(part: Part, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _by_itself(part: Part, func: Any, args: Any, kwargs: Any) -> Any:
-    """What leaves torch (NumPy) isn't followed: every sample goes on by itself."""
+    """Refuse what leaves torch (NumPy), so that every sample goes on by itself."""
     raise Differ(list(range(part.size)), outside=True)
 
 

@@ -38,12 +38,12 @@ class Left(NamedTuple):
 
 
 def holds_something(grad: Tensor | None) -> bool:
-    """Whether there is a gradient other than zero: ``zero_grad(set_to_none=False)`` leaves zeros."""
+    """Return whether there is a gradient other than zero: ``zero_grad(set_to_none=False)`` leaves zeros."""
     return grad is not None and bool(grad.detach().any())
 
 
 def several_processes() -> bool:
-    """Whether gradients may be averaged over processes after they were accumulated (DDP, FSDP)."""
+    """Return whether gradients may be averaged over processes after they were accumulated (DDP, FSDP)."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
@@ -54,7 +54,7 @@ def at_the_very_end(call: Callable[[], None]) -> None:
 
 
 def called_by_scaler() -> bool:
-    """Whether an enabled ``GradScaler`` is stepping the optimizer. It changes gradients without raising their version."""
+    """Return whether an enabled ``GradScaler`` is stepping the optimizer. It changes gradients without raising their version."""
     frame = sys._getframe()
     while frame is not None:
         if frame.f_code is torch.amp.GradScaler.step.__code__ and frame.f_locals["self"].is_enabled():
@@ -114,14 +114,14 @@ class Slot:
         return self._handles
 
     def keep_hooks(self) -> None:
-        """``torch.utils.swap_tensors`` puts another tensor into the parameter, and autograd doesn't know its hooks."""
+        """Keep the hooks: ``torch.utils.swap_tensors`` puts another tensor into the parameter; autograd misses its hooks."""
         param: Any = self.param
         self.hooked = param._cdata
         param._backward_hooks = param._backward_hooks  # setting them tells autograd
         param._post_accumulate_grad_hooks = param._post_accumulate_grad_hooks
 
     def sum_in(self, grad: Tensor) -> Tensor:
-        """What ``grad``, found in ``p.grad``, stands for: the wider sum beside it, unless it was cleared since.
+        """Return what ``grad``, found in ``p.grad``, stands for: the wider sum beside it, unless it was cleared since.
 
         ``zero_grad(set_to_none=False)`` clears ``p.grad`` alone: the wide sum is of samples that were given up then.
         """
@@ -131,7 +131,7 @@ class Slot:
         return self.wide
 
     def deliver(self, total: Tensor) -> Tensor:
-        """The gate's clipped sum, on its way to the parameter. Other hooks, whenever they came, run between ours."""
+        """Return the gate's clipped sum, on its way to the parameter. Other hooks, whenever they came, run between ours."""
         own = self.param.dtype
         if total.dtype != own:
             self._arriving = total if self.keeps_wide else None
@@ -148,7 +148,7 @@ class Slot:
         return total
 
     def forget_delivery(self) -> None:
-        """The backward pass failed on the way."""
+        """Forget what was delivered: the backward pass failed on the way."""
         self.delivered = self._arriving = None
 
     def landed(self, param: Tensor) -> None:

@@ -38,7 +38,7 @@ class _Use:
                     gate.expect(target.slot, itself)
 
     def arrived(self, saved: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
-        """The gradients of the outputs are there."""
+        """Take the gradients of the outputs, which are there now."""
         tape = self.gates[0].group.tape
         if tape.probing:
             return
@@ -107,6 +107,6 @@ def tap(
 
 
 def use_at(node: Any) -> _Use | None:
-    """The use of parameters whose gradients arrive at this node of autograd's graph; None at another node."""
+    """Return the use of parameters whose gradients arrive at this node of autograd's graph; None at another node."""
     use = getattr(node, "use", None)
     return use if isinstance(use, _Use) else None

@@ -22,7 +22,7 @@ _dispatch: list[Any] = []
 
 
 def send_uses_to(dispatch: Any, untraced: Any = None) -> None:
-    """Every operation that uses a private operand goes to ``dispatch(func, args, kwargs)``; to ``untraced`` where a compiler "
+    """Send every operation that uses a private operand to ``dispatch(func, args, kwargs)``; to ``untraced`` where a compiler "
     "looks."""
     _dispatch[:] = [dispatch, untraced or dispatch]
 
@@ -65,7 +65,7 @@ PRIVATE_TYPES = frozenset({PrivateParameter, PrivateTensor})
 
 
 def slots(operand: Private) -> list[Slot]:
-    """The parameters behind a private operand."""
+    """Return the parameters behind a private operand."""
     if isinstance(operand, PrivateTensor):
         return [root.slot for root in operand._derived.roots]
     assert operand._slot is not None
@@ -73,7 +73,7 @@ def slots(operand: Private) -> list[Slot]:
 
 
 def targets(operand: Private) -> list[Target]:
-    """Where the per-sample gradients of a private operand go."""
+    """Return where the per-sample gradients of a private operand go."""
     if isinstance(operand, PrivateTensor):
         return operand._derived.targets()
     slot = operand._slot

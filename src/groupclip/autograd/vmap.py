@@ -40,11 +40,11 @@ class Part:
     level: int
 
     def holds(self, x: Tensor) -> bool:
-        """Whether a logical tensor differs from sample to sample; what one sample runs on by itself is its own."""
+        """Return whether a logical tensor differs from sample to sample; what one sample runs on by itself is its own."""
         return self.level == NATIVE or functorch.is_batchedtensor(x)
 
     def physical(self, x: Tensor) -> Tensor:
-        """``[size, *logical]``, of a tensor that :meth:`holds`. To be called natively."""
+        """Return ``[size, *logical]``, of a tensor that :meth:`holds`. To be called natively."""
         if self.level == NATIVE:
             return x.unsqueeze(0)
         if functorch.maybe_get_level(x) != self.level:
@@ -53,11 +53,11 @@ class Part:
         return value if at == 0 else value.movedim(at, 0)
 
     def logical(self, x: Tensor) -> Tensor:
-        """What the model sees of ``x [size, ..]``."""
+        """Return what the model sees of ``x [size, ..]``."""
         return x.squeeze(0) if self.level == NATIVE else functorch._add_batch_dim(x, 0, self.level)
 
     def each(self, x: Tensor) -> Tensor:
-        """``[size, *shape]`` of a tensor that is the same for all samples, without copying it."""
+        """Return ``[size, *shape]`` of a tensor that is the same for all samples, without copying it."""
         return x.expand(self.size, *x.shape)
 
     @property
@@ -72,7 +72,7 @@ class NestedLevel(Exception):
 
 
 class natively:
-    """Inside, operations run on physical tensors, below every transform."""
+    """Runs operations inside on physical tensors, below every transform."""
 
     __slots__ = ("_levels",)
 
@@ -90,7 +90,7 @@ class natively:
 
 @contextmanager
 def side_by_side(size: int) -> Iterator[int]:
-    """Inside, operations are on one sample for ``size`` of them at once; random numbers are drawn for each. Gives the level."""
+    """Run operations inside on one sample, for ``size`` of them at once; random numbers are drawn for each. Give the level."""
     lazy_load_decompositions()
     functorch._set_vmap_fallback_warning_enabled(False)
     level = functorch._vmap_increment_nesting(size, "different")
@@ -101,7 +101,7 @@ def side_by_side(size: int) -> Iterator[int]:
 
 
 def is_inside_a_transform() -> bool:
-    """Whether a transform of torch.func is under way."""
+    """Return whether a transform of torch.func is under way."""
     return functorch.peek_interpreter_stack() is not None
 
 
@@ -110,7 +110,7 @@ hooks_on_saved: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_de
 
 
 class below:
-    """Inside, in a backward pass: plain tensors below every transform, and full precision.
+    """Gives code inside a backward pass plain tensors below every transform, and full precision.
 
     A backward pass may run inside autocast, which would compute norms from half-precision products.
     """

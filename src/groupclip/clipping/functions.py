@@ -1,4 +1,4 @@
-"""From per-sample norms to clip factors: ``C_i = C(||g_i||; R)``.
+"""Turn per-sample norms into clip factors: ``C_i = C(||g_i||; R)``.
 
 Every clip function guarantees ``norm * factor <= R`` for every finite norm; :func:`bounded_factors`, which the
 engine calls, enforces it whatever the function, and gives a sample whose norm isn't finite the factor zero.
@@ -81,7 +81,7 @@ _BY_NAME: dict[str, ClipFunction] = {c.name: c for c in (Automatic(), Abadi(), F
 
 
 def clip_function(clip: str | ClipFunction) -> ClipFunction:
-    """The clip function of that name, or the object itself.
+    """Return the clip function of that name, or the object itself.
 
     Raises:
         ValueError: no clip function has that name.
@@ -102,7 +102,7 @@ _ROUNDING = {torch.float64: 0.0, torch.float32: 1e-6, torch.bfloat16: 2.0**-7, t
 
 
 def bounded_factors(clip: ClipFunction, norms: Tensor, threshold: float, dtype: torch.dtype) -> Tensor:
-    """Factors ``[B]`` with ``norms * factors <= threshold``, and zero where the norm isn't finite.
+    """Return factors ``[B]`` with ``norms * factors <= threshold``, and zero where the norm isn't finite.
 
     Args:
         clip: the clip function.
@@ -123,7 +123,7 @@ _LAST = 2.0**-47
 
 
 def shortened(factors: Tensor, norms: Tensor, room: Tensor | float) -> Tensor:
-    """Factors ``[B]`` for gradients that may be longer than their norms say: ``norm / (norm + room)`` of them.
+    """Return factors ``[B]`` for gradients that may be longer than their norms say: ``norm / (norm + room)`` of them.
 
     A sample whose norm is zero gets the factor zero. So does one whose factor is too small for its dtype to have all its bits.
 

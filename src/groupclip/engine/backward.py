@@ -89,7 +89,7 @@ class BackwardPass:
                 group.drop_gate()
 
     def _settle(self, losses: Tensor) -> Tensor:
-        """Losses with what was used beside the forward pass booked; entry i is sample i's, by the contract."""
+        """Return losses with what was used beside the forward pass booked; entry i is sample i's, by the contract."""
         if isinstance(losses, PrivateTensor):
             with torch._C.DisableTorchFunctionSubclass():
                 losses = use_beside(self.tape, Tensor.clone, (losses,), {}, [losses])

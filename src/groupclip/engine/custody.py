@@ -40,7 +40,7 @@ class Custody:
             slot.keeps_wide = noise_to_come
 
     def look(self) -> list[Found]:
-        """What is there now."""
+        """Return what is there now."""
         found: list[Found] = []
         with torch._C.DisableTorchFunctionSubclass():
             for slot in self._slots:
@@ -51,7 +51,7 @@ class Custody:
         return found
 
     def check(self, found: Sequence[Found]) -> None:
-        """Whether more may be added to the gradients, or noise.
+        """Check that more may be added to the gradients, or noise.
 
         Raises:
             GroupClipError: one is the last step's private gradient.
@@ -77,7 +77,7 @@ class Custody:
             )
 
     def was_given_up(self, found: Sequence[Found]) -> bool:
-        """Whether ``zero_grad`` cleared the sums of this logical batch before its step. They are forgotten then.
+        """Return whether ``zero_grad`` cleared the sums of this logical batch before its step. They are forgotten then.
 
         Raises:
             PrivacyViolation: some of the gradients were cleared, and others hold the same samples still.
@@ -89,15 +89,16 @@ class Custody:
             return False
         if len(cleared) < len(sums):
             raise PrivacyViolation(
-                f"p.grad of {some(cleared)} was cleared before the step, and others hold the samples of this logical batch still. "
-                "Clear all of them by optimizer.zero_grad() after the step, or freeze a parameter with requires_grad_(False)"
+                f"p.grad of {some(cleared)} was cleared before the step, while other gradients still hold the samples of this "
+                "logical batch. Clear all gradients by optimizer.zero_grad() after the step, or freeze a parameter with "
+                "requires_grad_(False)"
             )
         for slot, _ in sums:
             slot.left = slot.wide = None
         return True
 
     def check_landed(self) -> None:
-        """After a backward pass: whether the clipped sums stand in ``p.grad``.
+        """Check, after a backward pass, that the clipped sums stand in ``p.grad``.
 
         Raises:
             PrivacyViolation: a hook of the user's changed one or took it away.
@@ -112,12 +113,12 @@ class Custody:
             )
 
     def note_at_the_end(self) -> None:
-        """In a backward pass of the user's own: processes may average gradients when it is complete."""
+        """Note, in a backward pass of the user's: processes may average gradients when it is complete."""
         if several_processes():
             at_the_very_end(self.note)
 
     def note(self, *, released: bool = False) -> None:
-        """The gradients are as the engine left them. ``released``: the noise is in them."""
+        """Note that the gradients are as the engine left them. ``released``: the noise is in them."""
         with torch._C.DisableTorchFunctionSubclass():
             for slot in self._slots:
                 grad = slot.param.grad
@@ -130,13 +131,13 @@ class Custody:
 
 
 def _hold_something(grads: Sequence[Tensor | None]) -> list[bool]:
-    """Of each, whether it is other than zero: ``zero_grad(set_to_none=False)`` leaves zeros. The device is asked once."""
+    """Tell of each whether it isn't zero: ``zero_grad(set_to_none=False)`` leaves zeros. The device is asked once."""
     anything = [grad.detach().any() for grad in grads if grad is not None]
     return torch.stack([one.to(anything[0].device) for one in anything]).tolist() if anything else []
 
 
 def some(names: list[str]) -> str:
-    """The first of them, for a message."""
+    """Return the first of them, for a message."""
     return ", ".join(repr(name) for name in names[:3]) + (" .." if len(names) > 3 else "")
 
 

@@ -46,7 +46,7 @@ _FACTS = frozenset({"partition", "clip", "thresholds", "mechanism", "noise", "le
 
 
 class Engine:
-    """See :func:`groupclip.attach`, which makes it. Facts of the run (partition, clip, thresholds, mechanism, ..) are read-only."""
+    """Clips and counts for one model; :func:`groupclip.attach` makes it. Its facts (partition, clip, ..) are read-only."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _FACTS and name in self.__dict__:
@@ -77,8 +77,8 @@ class Engine:
         self._training = None if self.ledger is None else Training(self._slots, self.ledger, before)
         if self._training is not None and before:
             _log.warning(
-                "these weights were trained before, by another engine of this process: engine.epsilon() is of this engine's steps "
-                "alone. The statement tells both, and what they amount to together"
+                "these weights were trained before, by another engine of this process: engine.epsilon() covers this engine's "
+                "steps alone. The statement tells the epsilon of both, and what they amount to together"
             )
         self._step = PrivateStep(
             self._slots, self.ledger, self.noise, self._amounts, partial(show_plain, self._slots), self._show_private
@@ -164,7 +164,7 @@ class Engine:
 
     @contextmanager
     def forward_on(self, *inputs: Any) -> Iterator[None]:
-        """For forward passes that don't call the model itself but its parts: what is computed inside is of ``inputs``.
+        """Credit to ``inputs`` what is computed inside, in a forward pass that calls parts of the model instead of the model.
 
         Exact and slow: gradients are told apart by the losses, one backward pass a sample. :meth:`per_sample` is quick.
 
@@ -194,7 +194,7 @@ class Engine:
         return self._amounts.stds
 
     def epsilon(self, *, delta: float, sampling_vouched_by_user: bool = False) -> float:
-        """Epsilon spent so far at this delta.
+        """Return the epsilon spent so far at this delta.
 
         Args:
             sampling_vouched_by_user: batches that groupclip didn't draw were drawn as the plan says; nobody checks it.
@@ -205,7 +205,7 @@ class Engine:
         return self._require_ledger().epsilon(delta=delta, sampling_vouched_by_user=sampling_vouched_by_user)
 
     def record(self, *, delta: float, sampling_vouched_by_user: bool = False) -> PrivacyRecord:
-        """Every fact that a reader of the guarantee needs. It claims no epsilon where :meth:`epsilon` raises."""
+        """Return every fact that a reader of the guarantee needs. The record claims no epsilon where :meth:`epsilon` raises."""
         ledger, noise = self._require_ledger(), self._state.provenance
         return PrivacyRecord.of(
             ledger, delta=delta, partition=self.partition, thresholds=self.thresholds, noise_std=self.noise_stds,
@@ -216,7 +216,7 @@ class Engine:
         )  # fmt: skip
 
     def statement(self, *, delta: float, sampling_vouched_by_user: bool = False) -> str:
-        """The guarantee in words."""
+        """Tell the guarantee in words."""
         return self.record(delta=delta, sampling_vouched_by_user=sampling_vouched_by_user).text()
 
     def unsafe_look(self, what: str) -> None:
@@ -231,7 +231,7 @@ class Engine:
         self._looks.take(what)
 
     def unsafe_clip_fractions(self) -> dict[str, float]:
-        """Share of the samples of the last backward pass whose gradient is longer than the group's threshold.
+        """Return the share of the samples of the last backward pass whose gradient is longer than the group's threshold.
 
         NOT private, as :meth:`unsafe_norms`. What is private, and paid for, is :class:`groupclip.Adaptive`: it releases noisy
         counts of this and moves the thresholds by them. 0 for an empty batch.
@@ -239,7 +239,7 @@ class Engine:
         return self._looks.at_clip_fractions()
 
     def unsafe_norms(self) -> dict[str, Tensor]:
-        """Norms ``[B]`` of the per-sample gradients of each group in the last backward pass.
+        """Return the norms ``[B]`` of each group's per-sample gradients in the last backward pass.
 
         NOT private: they are functions of single samples, without noise. The statement of the run says that they were
         looked at. A group that took no part has norm zero.

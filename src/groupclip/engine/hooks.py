@@ -39,7 +39,7 @@ def hooks_on_optimizer(optimizer: Optimizer, slots: list[Slot], step: PrivateSte
 
 
 def _on_plain_tensors(hook: Callable[..., None]) -> Callable[..., None]:
-    """The hook, with private parameters as the plain tensors that they are: nothing in it is of a sample."""
+    """Return the hook, with private parameters as the plain tensors that they are: nothing in it is of a sample."""
 
     def plainly(*args: Any, **kwargs: Any) -> None:
         with torch._C.DisableTorchFunctionSubclass():

@@ -28,12 +28,12 @@ class Looks:
         self.taken.add(" ".join(what.split()))
 
     def at_norms(self) -> dict[str, Tensor]:
-        """Norms ``[B]`` by group; zero for a group that took no part."""
+        """Return norms ``[B]`` by group; zero for a group that took no part."""
         self.take("per-sample gradient norms")
         return self._last()
 
     def at_clip_fractions(self) -> dict[str, float]:
-        """Share of samples beyond the threshold, by group; 0 for an empty batch."""
+        """Return share of samples beyond the threshold, by group; 0 for an empty batch."""
         self.take("share of gradients that were clipped")
         return {
             group: float((norms > self._thresholds[group]).double().mean()) if len(norms) else 0.0

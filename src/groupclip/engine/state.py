@@ -70,7 +70,7 @@ class State:
                 )
         if (state["ledger"] is None) != (self.ledger is None):
             raise PrivacyViolation(
-                "the saved run and this engine must both have a mechanism, or neither: attach as it was attached"
+                "of the saved run and this engine, one has a mechanism and one has none: attach this engine as the saved run's was"
             )
         if self.step.under_way:
             raise PrivacyViolation(
@@ -81,8 +81,9 @@ class State:
             saved = self.ledger.steps_in(state["ledger"])
             if saved > self.ledger.steps and vouched_for(self.noise) == KEY_GIVEN:
                 raise PrivacyViolation(
-                    f"the saved run released {saved} steps, and this engine's noise is under a key that was given: if it is the "
-                    "key of that run, its noise comes a second time, and can be subtracted. Attach without noise=, for a fresh key"
+                    f"the saved run released {saved} steps, and this engine's noise is under a key that was given: if the saved "
+                    "run had this key, the same noise comes a second time and can be subtracted. Attach without noise=, for a "
+                    "fresh key"
                 )
             self.ledger.load_state_dict(state["ledger"])
             self.step.resumed(self.ledger.steps, str(state.get("training", "")))

@@ -27,7 +27,7 @@ _log = logging.getLogger("groupclip")
 
 
 class PrivateStep:
-    """What lies between the clipped sums in ``p.grad`` and ``optimizer.step``.
+    """Turns the clipped sums in ``p.grad`` into private gradients before ``optimizer.step``.
 
     Args:
         slots: the private parameters.
@@ -57,7 +57,7 @@ class PrivateStep:
         return "" if self._owner is None else self._owner.training
 
     def resumed(self, steps: int, training: str) -> None:
-        """A state that counts so many steps was loaded: batches of later steps that were drawn in this process come again.
+        """Hear that a state of so many steps was loaded: batches of later steps that were drawn in this process come again.
 
         Args:
             training: the name in that state; empty if it is of an older version.
@@ -67,7 +67,7 @@ class PrivateStep:
             self._owner.training = training or self._owner.training
 
     def leave(self) -> None:
-        """The engine is detached."""
+        """Hear that the engine is detached."""
         if self._owner is not None:
             self._owner.leave()
 
@@ -77,9 +77,9 @@ class PrivateStep:
         return bool(self.samples.counts) or self._broken
 
     def own_pass(self) -> None:
-        """In a backward pass that isn't ``engine.backward``'s, before anything of it lands: checked as that is.
+        """Check a backward pass that isn't ``engine.backward``'s as that is checked, before anything of it lands.
 
-        What it leaves is whole if it comes to its end. One that failed half-way is found out by the step.
+        A pass that comes to its end leaves whole sums. The step finds out a pass that failed half-way.
         """
         task = torch._C._current_graph_task_id()
         if task in self._own_passes:
@@ -92,7 +92,7 @@ class PrivateStep:
         torch.autograd.Variable._execution_engine.queue_callback(lambda: self._own_passes.discard(task))
 
     def broke(self) -> None:
-        """A backward pass failed half-way, and ``p.grad`` holds a part of its samples."""
+        """Hear that a backward pass failed half-way, so that ``p.grad`` holds a part of its samples."""
         self._broken = True
 
     def discard(self) -> None:
@@ -105,7 +105,7 @@ class PrivateStep:
         self._own_passes.clear()
 
     def check_accumulation(self) -> None:
-        """Whether gradients may be added to ``p.grad`` now.
+        """Check that gradients may be added to ``p.grad`` now.
 
         Raises:
             PrivacyViolation: it holds a part of a failed backward pass, or something that the engine didn't leave there.
@@ -123,7 +123,7 @@ class PrivateStep:
                 slot.left = slot.wide = None  # cleared by zero_grad
 
     def check_landed(self) -> None:
-        """After a backward pass: whether the clipped sums stand in ``p.grad``.
+        """Check, after a backward pass, that the clipped sums stand in ``p.grad``.
 
         Raises:
             PrivacyViolation: a hook of the user's changed one or took it away.
@@ -164,7 +164,7 @@ class PrivateStep:
         self._show_plain()
 
     def _give_up_what_was_cleared(self, found: Sequence[Found]) -> bool:
-        """``zero_grad`` before the step gives samples up: the noise is for whole batches, so what remains isn't one."""
+        """Give up what ``zero_grad`` cleared before the step: the noise is for whole batches, so what remains isn't one."""
         given_up = self._custody.was_given_up(found)
         if given_up:
             self.samples.forget()
@@ -185,7 +185,7 @@ class PrivateStep:
             )
 
     def _check_batch(self, ledger: Ledger, owner: Owner, found: Sequence[Found]) -> None:
-        """What the step is about to release. Whatever the device has to be asked for in a step is asked here, at once."""
+        """Check what the step is about to release. Whatever the device has to be asked for in a step is asked here, at once."""
         sums = [grad if slot.wide is None else slot.sum_in(grad) for slot, grad, _ in found if grad is not None]
         acting, finite, moved = self.samples.ask(sums, self._weights.seem_moved())
         if moved:
@@ -235,9 +235,9 @@ def _require_unmoved(moved: list[str]) -> None:
         raise PrivacyViolation(
             f"the weights of {some(moved)} moved since the first backward pass of this logical batch, and not by the attached "
             "optimizer's step (sharpness-aware minimisation, adversarial weights, an update by hand, weights that were loaded or "
-            "averaged): the gradients of the batch have no noise yet, so neither has what moved by them. Move weights between "
-            "optimizer.step() and the next backward pass alone. To go on, put them back as they were and call engine.discard(), "
-            "which gives this logical batch up"
+            "averaged). The gradients of the batch have no noise yet, so what moved by them has no noise either. Move weights only "
+            "between optimizer.step() and the next backward pass. To go on, put the weights back as they were and call "
+            "engine.discard(), which gives this logical batch up"
         )
 
 
@@ -248,7 +248,7 @@ _NOT_ONE_BATCH = (
     "fails, call engine.discard() and iterate over batch.again())"
 )
 _YOUR_OWN = (
-    "It counts as your own sampling, and no epsilon is stated unless you answer for it by sampling_vouched_by_user=True"
+    "It counts as your own sampling, and no epsilon is stated unless you vouch for it by sampling_vouched_by_user=True"
 )
 _BROKEN = (
     f"an earlier backward pass of this logical batch failed half-way, so p.grad holds a part of its samples; {AGAIN}"

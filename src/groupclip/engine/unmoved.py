@@ -20,7 +20,7 @@ _MOST = 1024  # elements of a parameter that are looked at, spread over it evenl
 
 
 class Unmoved:
-    """What the weights were at the first backward pass since the last step, and after that step.
+    """Remembers the weights at the first backward pass since the last step, and after that step.
 
     Args:
         slots: the private parameters.
@@ -33,7 +33,7 @@ class Unmoved:
         self._first: _Look | None = None
 
     def moved_since_first(self) -> list[str]:
-        """Names of parameters that are other than at the first backward pass, which this one is where there was none."""
+        """Return names of parameters that are other than at the first backward pass, which this one is where there was none."""
         now = self._look()
         if self._first is None:
             self._first = now
@@ -41,7 +41,7 @@ class Unmoved:
         return self._differing(self._first, now)
 
     def seem_moved(self) -> list[Tensor]:
-        """On the devices, whether :meth:`moved_at_step` may have something to say: so that they are asked together with others."""
+        """Ask on the devices whether :meth:`moved_at_step` may have something to say, together with other questions."""
         first = self._first
         if first is None:
             return []
@@ -51,7 +51,7 @@ class Unmoved:
         return [(_bits(first.values[home]) != _bits(now.values[home])).any() for home in now.values]
 
     def moved_at_step(self) -> list[str]:
-        """Names of parameters that are other than in the backward passes, and aren't as the last step left them either."""
+        """Return names of parameters that are other than in the backward passes, and aren't as the last step left them either."""
         if self._first is None:
             return []
         now = self._look()
@@ -59,11 +59,11 @@ class Unmoved:
         return moved if moved and (self._released is None or self._differing(self._released, now)) else []
 
     def release(self) -> None:
-        """A step was taken."""
+        """Release the weights: a step was taken."""
         self._released, self._first = self._look(), None
 
     def forget(self) -> None:
-        """The logical batch is given up."""
+        """Forget the logical batch, which is given up."""
         self._first = None
 
     def _look(self) -> _Look:
@@ -106,7 +106,7 @@ class _Look:
     values: dict[tuple[torch.device, torch.dtype], Tensor]
 
     def each(self) -> list[Tensor]:
-        """The elements of each weight."""
+        """Return the elements of each weight."""
         taken = dict.fromkeys(self.values, 0)
         found: list[Tensor] = []
         for home, count in zip(self.homes, self.counts, strict=True):

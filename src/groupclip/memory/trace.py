@@ -60,7 +60,7 @@ class Booking:
 
 @dataclass
 class Layer:
-    """What was seen of one layer: the group of that name in the traced pass.
+    """Holds what was seen of one layer: the group of that name in the traced pass.
 
     Attributes:
         window: the highest level since the layer above closed, norms of this one left out.
@@ -122,7 +122,7 @@ class Recorder(Live):
         return out
 
     def own(self, layer: Layer, samples: PerSample) -> None:
-        """``layer`` has booked these: their storages live at least as long as its group."""
+        """Note that ``layer`` has booked these: their storages live at least as long as its group."""
         for tensor in _tensors(samples):
             storage = tensor.untyped_storage()
             if self._sizes.get(storage._cdata, 0) > 0:

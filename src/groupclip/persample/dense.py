@@ -70,6 +70,6 @@ class Dense(PerSample):
         return self.grads.numel() <= SMALL * self.grads.shape[0]
 
     def rows(self) -> Tensor:
-        """``[B, n]``, for parameters without dimensions (a learnt temperature) too."""
+        """Return ``[B, n]``, for parameters without dimensions (a learnt temperature) too."""
         grads = self.grads
         return grads if grads.dim() == 2 else grads.flatten(1) if grads.dim() > 1 else grads.unsqueeze(1)

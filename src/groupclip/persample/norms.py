@@ -37,7 +37,7 @@ _FEW, _MORE = 1 << 13, 4
 
 
 def choose_method(positions: int, inputs: int, outputs: int) -> str:
-    """The method that keeps fewer numbers per sample until the group ends: T(d+p) or dp; for small weights the quicker one."""
+    """Choose the method that keeps fewer numbers per sample until the group ends: T(d+p) or dp; the quicker for small weights."""
     instantiated, factors = inputs * outputs, positions * (inputs + outputs)
     if instantiated <= factors or (instantiated <= _FEW and instantiated <= _MORE * factors and positions > 1):
         return INSTANTIATED
@@ -45,7 +45,7 @@ def choose_method(positions: int, inputs: int, outputs: int) -> str:
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Norms and factors live in float32 or better, never below. Complex gradients (of derived tensors) stay complex."""
+    """Return the dtype of norms and factors: float32 or better. Complex gradients (of derived tensors) stay complex."""
     if dtype in _WIDE:
         return _WIDE[dtype]
     return torch.complex64 if dtype.is_complex else torch.float32
@@ -55,7 +55,7 @@ _WIDE = {d: d for d in (torch.float32, torch.float64, torch.complex64, torch.com
 
 
 def square_sums(x: Tensor) -> Tensor:
-    """``[B]`` sums of squares of the rows of ``x [B, ...]``, right to 1e-6 at any length.
+    """Return ``[B]`` sums of squares of the rows of ``x [B, ...]``, right to 1e-6 at any length.
 
     ``torch.linalg.vector_norm`` in float32 on CPU comes out too small on long vectors (2.7e-3 at 4e7 elements),
     which would let samples keep more than R. Blocks are summed pairwise in float32, the blocks in float64.
@@ -71,12 +71,12 @@ def square_sums(x: Tensor) -> Tensor:
 
 
 def lost(dtype: torch.dtype, squares: float) -> float:
-    """The most that underflow takes from a sum of so many squares (or products), in the dtype in which they are added up."""
+    """Bound what underflow takes from a sum of so many squares (or products), in the dtype in which they are added up."""
     return torch.finfo(dtype).tiny * squares
 
 
 def gram_square_sums(a: Tensor, g: Tensor, weighing: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
-    """Squared norms ``[B]`` of ``g_i^T a_i`` by Gram matrices, the ratio ``[B]`` that shows cancellation, and the room ``[B]``.
+    """Return squared norms ``[B]`` of ``g_i^T a_i`` by Gram matrices, a ratio ``[B]`` that shows cancellation, and room ``[B]``.
 
     Args:
         a: ``[B, T, d]``; g: ``[B, T, p]``. Half precision is widened: Gram matrices with half-precision entries

@@ -31,7 +31,7 @@ class Joint(Generic[Key]):
     widths: tuple[int, ...] = ()
 
     def sums(self, factors: Tensor) -> Iterable[tuple[Key, Tensor]]:
-        """The weighted sum for each tensor, flat or in its shape. No views: a change of one would count as a change of all."""
+        """Return each tensor's weighted sum, flat or in its shape. They are no views: a change of one would count as one of all."""
         total = self.samples.weighted_sum(factors)
         if not self.widths:
             return ((self.keys[0], total),)
@@ -42,7 +42,7 @@ class Joint(Generic[Key]):
 
 
 def joint(grads: Mapping[Key, PerSample]) -> list[Joint[Key]]:
-    """The gradients of one group, the small ones together. A norm that is known already isn't computed again."""
+    """Return the gradients of one group, the small ones together. A norm that is known already isn't computed again."""
     alone: list[Joint[Key]] = []
     small: dict[tuple[torch.dtype, torch.device], list[tuple[Key, Dense]]] = {}
     for key, samples in grads.items():

@@ -6,7 +6,7 @@ from groupclip.privacy.sampled_step import Step
 
 
 def width(step: Step, tail: float, cut: float) -> float:
-    """Width of the composed distribution, in privacy loss.
+    """Return width of the composed distribution, in privacy loss.
 
     Args:
         tail: about how large the privacy loss gets (by RDP).

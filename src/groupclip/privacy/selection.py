@@ -131,13 +131,13 @@ def _walk(uniform: float, first: int, mass: float, mean: float, factor: float, s
 
 
 def _weight(mean: float, shape: float) -> float:
-    """-log of the law's probability of 0, before truncation: a double ends at 745."""
+    """Return -log of the law's probability of 0, before truncation: a double ends at 745."""
     return mean if shape == math.inf else shape * _rate(mean, shape)
 
 
 @lru_cache(maxsize=16)
 def _rate(mean: float, shape: float) -> float:
-    """-log gamma of the truncated negative binomial with this mean, by bisection (Papernot and Steinke, definition 1).
+    """Return -log gamma of the truncated negative binomial with this mean, by bisection (Papernot and Steinke, definition 1).
 
     Its logarithm, because 1 - gamma is all that counts where the shape is large.
     """

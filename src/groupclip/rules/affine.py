@@ -17,7 +17,7 @@ from .shapes import autocast_to, by_position, summed
 
 
 def linear(call: Call, input: Any, weight: Any, bias: Any = None) -> Tensor:
-    """``input [.., d]``, ``weight [p, d]``, ``bias [p]``."""
+    """Take ``input [.., d]``, ``weight [p, d]``, ``bias [p]``."""
     if call.value(weight).dim() != 2 or call.holds(weight) or call.holds(bias):
         raise NotSplit
     x = autocast_to(call.samples(input))
@@ -26,7 +26,7 @@ def linear(call: Call, input: Any, weight: Any, bias: Any = None) -> Tensor:
 
 
 def addmm(call: Call, input: Any, mat1: Any, mat2: Any, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    """``input [p] + mat1 [N, d] @ mat2 [d, p]``: HF's Conv1D."""
+    """Take ``input [p] + mat1 [N, d] @ mat2 [d, p]``: HF's Conv1D."""
     if beta != 1 or alpha != 1 or input.dim() != 1 or call.holds(mat2):
         raise NotSplit
     x = autocast_to(call.samples(mat1))

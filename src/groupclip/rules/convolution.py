@@ -53,7 +53,7 @@ def _rule(function: Any, dims: int) -> Rule:
 
 
 def images(x: Tensor, dims: int) -> Tensor:
-    """``[size, K, C, *pixels]`` of K images a sample, or of one that has no dimension for it."""
+    """Return ``[size, K, C, *pixels]`` of K images a sample, or of one that has no dimension for it."""
     if x.dim() == dims + 2:
         return x.unsqueeze(1)
     if x.dim() != dims + 3:
@@ -62,13 +62,13 @@ def images(x: Tensor, dims: int) -> Tensor:
 
 
 def bias_gradients(g: Tensor) -> Dense:
-    """Of a bias ``[p]``, from output gradients ``[B, K, p, *pixels]``."""
+    """Make the gradients of a bias ``[p]`` from output gradients ``[B, K, p, *pixels]``."""
     per_channel = g.reshape(*g.shape[:3], prod(g.shape[3:]))
     return Dense(per_channel.sum(dim=(1, 3), dtype=torch.promote_types(g.dtype, torch.float32)))
 
 
 def each(value: int | Sequence[int], dims: int) -> tuple[int, ...]:
-    """An option of a convolution, for each of its dimensions."""
+    """Return an option of a convolution, for each of its dimensions."""
     if isinstance(value, int):
         return (value,) * dims
     return tuple(value) * dims if len(value) == 1 else tuple(value)
@@ -77,7 +77,7 @@ def each(value: int | Sequence[int], dims: int) -> tuple[int, ...]:
 def _resolve_padding(
     x: Tensor, padding: str | int | Sequence[int], kernel: tuple[int, ...], gaps: tuple[int, ...]
 ) -> tuple[Tensor, tuple[int, ...]]:
-    """The input, padded where the padding isn't symmetric, and the symmetric zero padding that is left to do."""
+    """Return the input, padded where the padding isn't symmetric, and the symmetric zero padding that is left to do."""
     dims = len(kernel)
     if padding == "valid":
         return x, (0,) * dims

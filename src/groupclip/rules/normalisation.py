@@ -25,7 +25,7 @@ def layer_norm(
     call: Call, input: Any, normalized_shape: Sequence[int], weight: Any = None, bias: Any = None, eps: float = 1e-5,
     cudnn_enable: bool = True,
 ) -> Tensor:  # fmt: skip
-    """``weight`` and ``bias`` in the shape ``normalized_shape`` (the last dimensions of the input)."""
+    """Take ``weight`` and ``bias`` in the shape ``normalized_shape`` (the last dimensions of the input)."""
     del cudnn_enable
     shape, x = list(normalized_shape), _plain_affine(call, input, weight, bias)
     out = F.layer_norm(x, shape, call.value(weight), call.value(bias), eps)
@@ -43,7 +43,7 @@ def layer_norm(
 def rms_norm(
     call: Call, input: Any, normalized_shape: Sequence[int], weight: Any = None, eps: float | None = None
 ) -> Tensor:
-    """As :func:`layer_norm`, without mean and bias."""
+    """Normalise as :func:`layer_norm` does, without mean and bias."""
     shape, x = list(normalized_shape), _plain_affine(call, input, weight, None)
     out = F.rms_norm(x, shape, call.value(weight), eps)
     return _book(
@@ -54,7 +54,7 @@ def rms_norm(
 def group_norm(
     call: Call, input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, cudnn_enabled: bool = True,
 ) -> Tensor:  # fmt: skip
-    """``weight`` and ``bias`` ``[C]``, the second dimension of the input."""
+    """Take ``weight`` and ``bias`` ``[C]``, the second dimension of the input."""
     del cudnn_enabled
     return _of_images(call, input, weight, bias, lambda x, weight, bias: F.group_norm(x, num_groups, weight, bias, eps))
 
@@ -63,7 +63,7 @@ def instance_norm(
     call: Call, input: Any, running_mean: Any = None, running_var: Any = None, weight: Any = None, bias: Any = None,
     use_input_stats: bool = True, momentum: float = 0.1, eps: float = 1e-5, cudnn_enabled: bool = True,
 ) -> Tensor:  # fmt: skip
-    """``weight`` and ``bias`` ``[C]``."""
+    """Take ``weight`` and ``bias`` ``[C]``."""
     del cudnn_enabled
     if use_input_stats and running_mean is not None:
         raise PrivacyViolation(RUNNING_STATISTICS)
@@ -82,7 +82,7 @@ def batch_norm(
     call: Call, input: Any, running_mean: Any, running_var: Any, weight: Any = None, bias: Any = None, training: bool = False,
     momentum: float = 0.1, eps: float = 1e-5,
 ) -> Tensor:  # fmt: skip
-    """``weight`` and ``bias`` ``[C]``; only with fixed statistics, as in evaluation mode."""
+    """Take ``weight`` and ``bias`` ``[C]``; only with fixed statistics, as in evaluation mode."""
     if training:
         raise PrivacyViolation(BATCH_STATISTICS)
     if call.holds(running_mean) or call.holds(running_var):
@@ -111,7 +111,7 @@ RUNNING_STATISTICS = (
 
 
 def _plain_affine(call: Call, input: Any, weight: Any, bias: Any) -> Tensor:
-    """The input of all samples, where weight and bias are the same for all of them."""
+    """Return the input of all samples, where weight and bias are the same for all of them."""
     if call.holds(weight) or call.holds(bias):
         raise NotSplit
     return call.samples(input)
@@ -120,7 +120,7 @@ def _plain_affine(call: Call, input: Any, weight: Any, bias: Any) -> Tensor:
 def _of_images(
     call: Call, input: Any, weight: Any, bias: Any, normalise: Callable[[Tensor, Any, Any], Tensor]
 ) -> Tensor:
-    """Norms of channels, of images ``[K, C, ..]`` of each sample."""
+    """Return norms of channels, of images ``[K, C, ..]`` of each sample."""
     x = _plain_affine(call, input, weight, bias)
     if x.dim() < 3:
         raise NotSplit
@@ -136,7 +136,7 @@ def _of_images(
 def _book(
     call: Call, out: Tensor, x: Tensor, weight: Any, bias: Any, normalise: Callable[[Tensor], Tensor], positions: tuple[int, ...]
 ) -> Tensor:  # fmt: skip
-    """``positions``: the dimensions over which weight and bias are shared."""
+    """Book weight and bias; ``positions`` are the dimensions over which they are shared."""
     weighted, biased = call.is_private(weight), call.is_private(bias)
 
     def book(saved: Any, grads: Any) -> list[PerSample]:

@@ -26,7 +26,7 @@ def _rule(function: Any, dims: int) -> Rule:
         padding: int | Sequence[int] = 0, output_padding: int | Sequence[int] = 0, groups: int = 1,
         dilation: int | Sequence[int] = 1,
     ) -> Tensor:  # fmt: skip
-        """``input [N, C, *pixels]``, ``weight [C, p/n, *kernel]``, ``bias [p]``."""
+        """Take ``input [N, C, *pixels]``, ``weight [C, p/n, *kernel]``, ``bias [p]``."""
         if call.holds(weight) or call.holds(bias):
             raise NotSplit
         x = autocast_to(images(call.samples(input), dims))  # [size, K, C, *pixels]
@@ -52,7 +52,7 @@ def _rule(function: Any, dims: int) -> Rule:
 
 
 def _without_excess(g: Tensor, geometry: Geometry, more: tuple[int, ...]) -> tuple[Tensor, Geometry]:
-    """``g [B, K, p, *out]`` as the convolution reads it, and how.
+    """Return ``g [B, K, p, *out]`` as the convolution reads it, and how.
 
     An output padding below the stride is less than a step, and no position of the kernel reaches it. One above (it may be,
     where the dilation is larger) would give the convolution more positions than x has pixels: then the zero padding is done

@@ -20,7 +20,7 @@ def loaded(settings: Mapping[str, Any], workers: int, told: Told | None) -> Task
 
 
 def loaded_again(settings: Mapping[str, Any], workers: int, told: Told | None) -> Task:
-    """:func:`loaded` for a run that has begun: nobody is told to take a record out that the run counts.
+    """Do :func:`loaded` for a run that has begun: nobody is told to take a record out that the run counts.
 
     Raises:
         ConfigError: files that can't be decoded any more.

@@ -25,7 +25,7 @@ _DRAWS = (
 
 
 def blame(replays: Replays, data: Batch, round_: int, order: Sequence[int]) -> str:
-    """Samples' losses depend on each other in a batch of this order: where that begins, in words."""
+    """Say where it begins that samples' losses depend on each other in a batch of this order."""
     name = _first_in(replays, data, round_, range(replays.total))
     if name is None and len(order) > replays.total:  # small batches don't show it
         name = _first_in(replays, data, round_, order)

@@ -129,7 +129,7 @@ def read(model: Classifier, records: Sequence[Phrase], frozen: int) -> list[Read
 
 
 def read_once(file: Path, model: Classifier, records: Sequence[Phrase], frozen: int) -> list[Read]:
-    """:func:`read`, kept in a file, some 10 kB a record: minutes of work that every run of a suite shares."""
+    """Keep :func:`read` in a file, some 10 kB a record: minutes of work that every run of a suite shares."""
     from safetensors.torch import load_file, save_file
 
     lengths = [len(record.ids) for record in records]
