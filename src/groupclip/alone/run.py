@@ -192,12 +192,12 @@ class Tries:
         self._left = 0  # passes until the next try
 
     def is_due(self) -> bool:
-        """Whether this pass is to try."""
+        """Return whether this pass is to try."""
         self._left = max(0, self._left - 1)
         return self._left == 0
 
     def tell(self, *, in_vain: bool) -> None:
-        """How it went."""
+        """Tell how it went."""
         self._in_vain = self._in_vain + 1 if in_vain else 0
         self._left = min(2 ** max(0, self._in_vain - 1), self._RAREST)
 

@@ -39,7 +39,7 @@ class Cell(Generic[Key]):
 
 
 def cells_of(booked: dict[Key, list[tuple[Part, PerSample]]]) -> list[Cell[Key]]:
-    """The coarsest cells in which every sample's uses are all there; mostly one, of all samples.
+    """Return the coarsest cells in which every sample's uses are all there; mostly one, of all samples.
 
     ``booked`` is emptied on the way: what was put together is freed.
     """
@@ -69,7 +69,7 @@ def _of_all(batch: int, rows: Tensor | None, booked: dict[Key, list[tuple[Part, 
 
 
 def _of_singles(parts: list[Part], booked: dict[Key, list[tuple[Part, PerSample]]]) -> Cell[Key] | None:
-    """Samples that ran one at a time and did alike: one below the other they are one cell. None where they aren't alike."""
+    """Return samples that ran one at a time and did alike: one below the other they are one cell. None where they aren't alike."""
     if len(parts) == 1 or any(part.size != 1 or part.rows is None or part.batch != parts[0].batch for part in parts):
         return None
     rows = torch.cat([part.rows for part in parts if part.rows is not None])
@@ -94,7 +94,7 @@ def _of_singles(parts: list[Part], booked: dict[Key, list[tuple[Part, PerSample]
 
 
 def _of_nobody(found: dict[Key, list[tuple[Part, PerSample]]]) -> Cell[Key]:
-    """An empty batch: nobody's numbers stood in (:meth:`groupclip.alone.inputs.Inputs.of`)."""
+    """Return an empty batch: nobody's numbers stood in (:meth:`groupclip.alone.inputs.Inputs.of`)."""
     nobody = torch.tensor([], dtype=torch.long)
     return Cell(0, None, {key: [g.select(nobody) for _, g in uses] for key, uses in found.items() if uses})
 
@@ -102,7 +102,7 @@ def _of_nobody(found: dict[Key, list[tuple[Part, PerSample]]]) -> Cell[Key]:
 def _of_parts(
     batch: int, parts: dict[int, Part], found: dict[Key, list[tuple[Part, PerSample]]]
 ) -> list[Cell[Key]]:
-    """Samples that are in the same parts make a cell."""
+    """Return samples that are in the same parts make a cell."""
     if all(part.rows is None for part in parts.values()):
         return [Cell(batch, None, {key: [g for _, g in uses] for key, uses in found.items() if uses})]
     places = {i: _places(part) for i, part in parts.items()}

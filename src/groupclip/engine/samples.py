@@ -46,7 +46,7 @@ class SamplesSeen:
         self.passes.clear()
 
     def saw(self, group: str, norms: Tensor) -> None:
-        """A group clipped samples of the logical batch, whose gradients there have these norms ``[B]``."""
+        """Hear that a group clipped samples of the logical batch; their gradients there have these norms ``[B]``."""
         self.counts[group] = self.counts.get(group, 0) + norms.shape[0]
         if self._owner is not None:  # a pass that no step follows may be of tensors without numbers (groupclip.memory)
             self._norms.append((group, norms))
@@ -63,18 +63,18 @@ class SamplesSeen:
             self._acting[groups] = self._acting[groups] + acting if groups in self._acting else acting
 
     def called(self, batch: Tensor) -> None:
-        """The model is called with this batch, and gradients are recorded."""
+        """Hear that the model is called with this batch, and that gradients are recorded."""
         self._called = marks(batch) if self._owner is not None and self._owner.draws() else None
 
     def passed(self) -> None:
-        """A backward pass of the last call adds to the logical batch."""
+        """Hear that a backward pass of the last call adds to the logical batch."""
         self._count()
         if self._called is not None:
             self.passes.append(self._called)
             self._called = None
 
     def seen(self) -> Counter[str]:
-        """What :meth:`back_to` goes back to when a backward pass fails: its samples may come again. Secret."""
+        """Return what :meth:`back_to` goes back to when a backward pass fails: its samples may come again. Secret."""
         self._count()
         return self.counts.copy()
 

@@ -61,12 +61,12 @@ class PerSample(ABC):
         """Return the gradients of the samples ``index`` (``[K]`` integers) alone."""
 
     def stacks(self, other: PerSample) -> bool:
-        """Whether :meth:`stack` can put the gradients of other samples below these."""
+        """Return whether :meth:`stack` can put the gradients of other samples below these."""
         del other
         return False
 
     def stack(self, others: Sequence[PerSample]) -> PerSample:
-        """The gradients of these samples and, below them, of others, each of which :meth:`stacks`."""
+        """Return the gradients of these samples and, below them, of others, each of which :meth:`stacks`."""
         raise NotImplementedError
 
     def settle(self, method: str) -> PerSample:

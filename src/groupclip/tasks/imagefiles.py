@@ -35,7 +35,7 @@ class ImageFiles(Dataset[tuple[Tensor, Tensor]]):
         self.held = held
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave decoded images out, a worker decodes: as many tensors as images would be more than a process may have files open."""
+        """Leave decoded images out: as many tensors as images may be more than a process may have files open."""
         return {**self.__dict__, "held": None}
 
     def __len__(self) -> int:
