@@ -10,7 +10,7 @@ from groupclip.paper import results
 from groupclip.paper.catalogue import catalogue
 from groupclip.paper.cells import EXPERIMENT
 from groupclip.paper.figures import figure_of, printed
-from groupclip.paper.pages import write_pages
+from groupclip.paper.pages import environments, write_pages
 from groupclip.paper.results import Result
 from groupclip.paper.selection import chosen
 from groupclip.paper.tables import Found, entry, scaled_table, table_page
@@ -70,6 +70,17 @@ def test_a_number_of_groups_that_differs_is_said():
     (cell,) = chosen(table, {"model": ["roberta-base"], "data": ["qqp"], "epsilon": ["3"], "clipping": ["param-wise"]})
     page = table_page(table, Found([result(cell.key(), {"accuracy": 80.0}, groups=202)]))
     assert "param-wise (M=203, here 202)" in page
+
+
+def test_steps_that_crashes_lost_are_said():
+    """They are charged, and the weights took fewer updates than the paper's."""
+    table = catalogue()["roberta"]
+    (cell,) = chosen(table, {"model": ["roberta-base"], "data": ["qqp"], "epsilon": ["3"], "clipping": ["param-wise"]})
+    whole = result(cell.key(), {"accuracy": 80.0})
+    crashed = replace(whole, privacy={"epsilon": 2.0, "steps_lost": 3})
+    said = "3 charged step(s) of 1 run(s) have no update: crashes lost them."
+    assert f"- {said}" in table_page(table, Found([crashed])) and said in environments([whole, crashed])
+    assert "no update" not in table_page(table, Found([whole])) and "no update" not in environments([whole])
 
 
 def test_entries():

@@ -11,7 +11,7 @@ from .cells import EXPERIMENT
 from .figures import figure_of
 from .results import Result
 from .scaled.experiment import MADE
-from .tables import Found, scaled_table, table_page
+from .tables import Found, lost_steps, scaled_table, table_page
 
 
 def write_pages(folder: Path, out: Path) -> list[Path]:
@@ -63,14 +63,15 @@ def _results_of(folder: Path, experiment: str) -> list[Result]:
 
 
 def environments(found: list[Result]) -> str:
-    """Return what results were made on, in a line."""
+    """Return what results were made on, in a line, and what crashes lost of them."""
     kinds = {
         f"{r.environment['processor']}, {r.environment['threads']} threads, {r.environment['device']}, "
         f"torch {r.environment['torch']}"
         for r in found
     }
     hours = sum(r.seconds for r in found) / 3600
-    return f"{len(found)} run{'s' * (len(found) > 1)}, {hours:.1f} hours of training, on {'; '.join(sorted(kinds))}."
+    line = f"{len(found)} run{'s' * (len(found) > 1)}, {hours:.1f} hours of training, on {'; '.join(sorted(kinds))}."
+    return " ".join([line, *lost_steps(found)])
 
 
 def _write(path: Path, text: str) -> Path:

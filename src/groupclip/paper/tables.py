@@ -68,7 +68,15 @@ def table_page(table: Table, found: Found) -> str:
         parts += ["", _part(table, columns, list(rows), found)]
     parts += ["", *(f"- {note}" for note in table.notes)]
     whys = dict.fromkeys(row.why_not for row in table.rows if row.why_not)
+    cells = {str(cell.key()): cell for row in table.rows for cell in row.cells()}
+    parts += [f"- {words}" for words in lost_steps(r for cell in cells.values() for r in found.of(cell).results)]
     return "\n".join([*parts, *(f"- Not run: {why}" for why in whys), ""])
+
+
+def lost_steps(results: Iterable[Result]) -> list[str]:
+    """Say of how many charged steps crashes lost the updates; nothing where there are none."""
+    lost = [r.privacy["steps_lost"] for r in results if r.privacy.get("steps_lost")]
+    return [f"{sum(lost)} charged step(s) of {len(lost)} run(s) have no update: crashes lost them."] if lost else []
 
 
 def _part(table: Table, columns: tuple[Column, ...], rows: Sequence[Row], found: Found) -> str:
