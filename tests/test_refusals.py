@@ -1,6 +1,6 @@
 """What would break the guarantee is refused by name: what was found, and how to go on. The list of G11 in one place.
 
-Details of each are in the files of their own (``test_engine_steps``, ``test_states_gradients``, ``test_sampling`` ..).
+Details of each are in the rooms (``engine/test_step``, ``engine/test_custody``, ``sampling/test_claims`` ..).
 """
 
 from __future__ import annotations

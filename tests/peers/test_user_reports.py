@@ -1,10 +1,10 @@
 """What users of FastDP and Opacus asked for, or complained of, as tests of what they expected.
 
-Others of their reports have tests elsewhere: noise of each group and divisor (test_engine_noise, test_engine_plain),
-one event a step with several backward passes and two engines (test_engine_copies), batches of dicts (test_sampling,
-test_engine_inputs), position embeddings (test_rules_constants), packed sequences (test_opacus_layers), order of samples
-(test_engine_properties), memory over evaluation passes (test_engine_passes), closures (test_engine_steps), autocast
-(test_engine_precision), the search for sigma (test_mechanism), a loss of padded tokens (test_f12_*).
+Others of their reports have tests elsewhere: noise of each group and divisor (engine/test_noise, engine/test_plain), one event a
+step with several backward passes (engine/test_step) and two engines (engine/test_copies), batches of dicts (sampling/test_batches),
+position embeddings (rules/test_constants), packed sequences (peers/test_opacus_layers), memory over evaluation passes
+(engine/test_passes), autocast (engine/test_precision), the search for sigma (privacy/test_mechanism), a loss of padded tokens
+(test_f12_*).
 """
 
 from __future__ import annotations
