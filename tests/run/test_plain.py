@@ -105,7 +105,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert command(["train", "--task", "digits", "--model", "linear", "--epsilon", "3", "--steps", "1", "--quiet"]) == 0
     told = capsys.readouterr().out
-    assert "without        not measured" in told
+    assert "baseline       not measured" in told
     again = "groupclip train --config runs/digits-1/run.yaml --no-privacy"
     assert again in told
     assert command([*again.split()[1:], "--epochs", "1"]) == 0

@@ -261,8 +261,8 @@ def _summarise(outcome: Outcome | PlainOutcome) -> None:
         click.echo(f"report         {outcome.report}")
         return
     click.echo(
-        "without        not measured: a figure of the training records without noise. To see it: groupclip train --config "
-        f"{outcome.out / 'run.yaml'} --no-privacy"
+        "baseline       not measured, because it would tell of the training records without noise. To see it: "
+        f"groupclip train --config {outcome.out / 'run.yaml'} --no-privacy"
     )
     click.echo(
         f"privacy        epsilon {figure(outcome.epsilon)} at delta {outcome.delta:g}, after {outcome.steps} steps"

@@ -74,7 +74,7 @@ def html_report(run: RunReport) -> str:
         "<h2>Privacy</h2>",
         *(f"<p><b>{escape(heading)}.</b> {escape(words)}</p>" for heading, words in run.statement),
         *_lost(run),
-        "<h2>Course</h2>",
+        "<h2>Progress</h2>",
         *_course(run),
         "<p>Held-out records are treated as public: the guarantee doesn't cover them. They were evaluated at steps fixed "
         "beforehand. The accuracy of the same model without privacy would tell of the training records without noise, so this "
