@@ -1,0 +1,96 @@
+"""docs/performance.md: its script measures equal work, writes what the page needs, and the page is made from what is kept."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from benchmark import FOLDER, benchmark
+
+pytest.importorskip("opacus")
+pytest.importorskip("transformers")
+DOCS = FOLDER.parent / "docs"
+pytestmark = pytest.mark.filterwarnings("ignore")  # of Opacus and torch hooks, which aren't under test here
+
+
+def script(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(FOLDER))  # it imports the script beside it
+    return import_module(name)
+
+
+def kept() -> dict[str, Any]:
+    return json.loads((DOCS / "performance.json").read_text(encoding="utf-8"))
+
+
+def shape(found: Any) -> Any:
+    """Keys all the way down."""
+    return {key: shape(value) for key, value in found.items()} if isinstance(found, dict) else None
+
+
+def test_the_page_is_made_from_the_figures_that_are_kept() -> None:
+    made = benchmark("performance_page")
+    assert (DOCS / "performance.md").read_text(encoding="utf-8") == made.page(kept())
+    assert not re.search("@[A-Z_]+@", made.page(kept()))
+    other = copy.deepcopy(kept())  # the twin: a figure that changes is another page
+    other["models"]["mlp"]["ways"]["groupclip, all-layer"]["processor"]["ratio"]["median"] += 1
+    assert made.page(other) != made.page(kept())
+
+
+def test_a_short_run_has_the_keys_that_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("peft")
+    found = script("performance", monkeypatch).measured(2, ["mlp"], ["every"], [1, 2])
+    whole = shape(kept())
+    assert list(whole["models"]) == list(script("tiny", monkeypatch).CASES)
+    assert len(whole["padding"]) == 6 and all(list(row) == ["none", "every", "some"] for row in whole["padding"].values())
+    one = next(iter(whole["padding"].values()))
+    assert shape(found) == whole | {
+        "models": {"mlp": whole["models"]["mlp"]},
+        "padding": {"every": {"every": one["every"]}},
+        "sizes": {size: whole["sizes"][size] for size in ("1", "2")},
+    }
+    assert set(found["models"]["mlp"]["refused"]) == {"groupclip, block-wise"}  # it has no blocks
+    for way, row in found["models"]["mlp"]["ways"].items():
+        assert row["as single samples"] is not False, way
+        assert (row["calls over plain a parameter"] > 0) == (way != "plain")
+    assert benchmark("performance_page").page(found)
+
+
+def test_every_way_over_all_layers_takes_the_step_of_single_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = script("tiny", monkeypatch)
+    torch.manual_seed(0)
+    case = made.mlp()
+    with torch.no_grad():  # so that norms are on both sides of the threshold
+        case.inputs[0][::2] *= 30
+    assert all(made.exact(case, way) for way in made.OVER_ALL_LAYERS)
+    for way in ("plain", "groupclip, layer-wise"):  # the twins: what doesn't clip so is told apart
+        assert not made.exact(case, way)
+
+
+class Shifted(nn.Linear):
+    """A layer with a parameter and a buffer, which Opacus refuses."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, width)
+        self.register_buffer("shift", torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + self.get_buffer("shift"))
+
+
+def test_what_a_library_refuses_is_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, tiny = script("performance", monkeypatch), script("tiny", monkeypatch)
+    net = nn.Sequential(nn.Linear(4, 8), Shifted(8), nn.Linear(8, 2))
+    found = made.beside_opacus(tiny.Case("a custom layer", net, (torch.randn(6, 4),), tiny.labels(6)), 2)
+    assert {"plain", "groupclip, all-layer", "groupclip, layer-wise"} == set(found["ways"])
+    assert {tiny.HOOKS, tiny.GHOST} < set(found["refused"])
+    assert all(re.match(r"\w+: .", why) and "\n" not in why for why in found["refused"].values())
+    page = benchmark("performance_page")
+    assert f"| {tiny.GHOST} | refuses: `" in page.model(found) and "Opacus refuses it" in page.verdict({"one": found})
