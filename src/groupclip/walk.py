@@ -26,6 +26,19 @@ def modules_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return found
 
 
+def each_module(model: nn.Module) -> list[nn.Module]:
+    """Return every module once, in no order: quicker than :func:`modules_of`, for every step."""
+    found: dict[int, nn.Module] = {}
+    waiting = [model]
+    while waiting:
+        module = waiting.pop()
+        if id(module) not in found:
+            found[id(module)] = module
+            if module._modules:
+                waiting += [child for child in module._modules.values() if child is not None]
+    return list(found.values())
+
+
 def published_in(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield parameters and persistent buffers, by name: what ``state_dict`` holds."""
     for name, module in modules_of(model):

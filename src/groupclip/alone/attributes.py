@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -59,12 +60,13 @@ class Kept:
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self._before = {module: dict(module.__dict__) for module in modules}
-        self._contents = {
-            id(value): (value, copy.copy(value))
-            for held in self._before.values()
-            for name, value in held.items()
-            if type(value) in (list, dict) and name not in _OF_MODULES
-        }
+        self._contents: dict[int, tuple[Any, Any]] = {}
+        self._containers: dict[nn.Module, list[str]] = {}  # names
+        for module, held in self._before.items():
+            for name, value in held.items():
+                if (type(value) is dict or type(value) is list) and name not in _OF_MODULES:
+                    self._contents[id(value)] = (value, copy.copy(value))
+                    self._containers.setdefault(module, []).append(name)
 
     def before(self, module: nn.Module, name: str) -> Any:
         """Return the attribute; a list or dictionary has what was in it."""
@@ -78,7 +80,13 @@ class Kept:
     def now(self) -> Iterator[tuple[nn.Module, str, Any]]:
         """Yield the attributes that may have changed: another object, or a list or dictionary."""
         for module, before in self._before.items():
-            for name, value in module.__dict__.items():
+            held = module.__dict__
+            # Most modules leave nothing, which is quick to see: the very same objects under the same names.
+            if len(held) == len(before) and all(map(is_, held.values(), before.values())) and held.keys() == before.keys():
+                for name in self._containers.get(module, ()):
+                    yield module, name, before[name]
+                continue
+            for name, value in held.items():
                 if name not in _OF_MODULES and (value is not before.get(name, MISSING) or id(value) in self._contents):
                     yield module, name, value
 

@@ -19,7 +19,7 @@ from ..autograd.tensors import PRIVATE_TYPES
 from ..autograd.vmap import NATIVE, Part
 from ..errors import PrivacyViolation, UnsupportedOperation
 from ..nested import has_numbers, replaced, tensors_in
-from ..walk import modules_of, name_of, published_in, versions_in
+from ..walk import each_module, name_of, published_in, versions_in
 from .attributes import SAMPLES, Constant, Disagree, Kept, agreed, constant, is_unchanged, refill
 from .outputs import Rows, joined, taken
 
@@ -34,7 +34,7 @@ class Published:
 
     def __init__(self, model: nn.Module, guarded: bool) -> None:
         self._model, self._guarded = model, guarded
-        self._modules = [module for _, module in modules_of(model)]
+        self._modules = each_module(model)
         self._buffers = [(m, dict(m._buffers)) for m in self._modules if m._buffers]
         self._versions = versions_in(self._modules)
         self._values: list[tuple[str, Tensor, Tensor]] | None = None  # name, tensor, copy of what it was

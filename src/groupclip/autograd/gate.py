@@ -127,7 +127,8 @@ class Gate:
 
     def book(self, slot: Slot, part: Part, grads: PerSample) -> None:
         """Keep the gradients of the samples of a part by one use. A lone use is normed at once: it keeps what is smaller."""
-        if slot not in self._booked and self.is_lone(slot):
+        uses = self._uses.get(slot, ())
+        if slot not in self._booked and (len(uses) <= 1 or self.is_lone(slot)):
             self._booked[slot] = [(part, grads.settle(slot.method))]
         else:
             self._booked.setdefault(slot, []).append((part, grads))

@@ -19,6 +19,7 @@ class Dense(PerSample):
 
     def __init__(self, grads: Tensor) -> None:
         self.grads = grads
+        self.is_small = grads.numel() <= SMALL * grads.shape[0]  # worth laying side by side with others
         self._wide = accumulation_dtype(grads.dtype)
         self._square_norms: Tensor | None = None
 
@@ -63,11 +64,6 @@ class Dense(PerSample):
         if not self.is_small:
             self.square_norms()
         return self
-
-    @property
-    def is_small(self) -> bool:
-        """Whether the gradients are worth laying side by side with others."""
-        return self.grads.numel() <= SMALL * self.grads.shape[0]
 
     def rows(self) -> Tensor:
         """Return ``[B, n]``, for parameters without dimensions (a learnt temperature) too."""

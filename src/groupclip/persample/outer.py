@@ -107,8 +107,8 @@ class Outer(MayCancel):
 
     def settle(self, method: str) -> PerSample:
         if method == AUTO:
-            method = choose_method(self.positions, self.a.shape[2], self.g.shape[2])
-        if method == GRAM or self.positions == 1:
+            method = choose_method(self.a.shape[1], self.a.shape[2], self.g.shape[2])
+        if method == GRAM or self.a.shape[1] == 1:
             self.square_norms()
             return self
         return Dense(self.instantiate()).settle(method)
