@@ -116,20 +116,22 @@ def test_a_zero_gradient_is_no_cancellation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("positions", "inputs", "outputs", "kept"),
+    ("positions", "inputs", "outputs", "samples", "kept"),
     [
-        (1, 10, 10, GRAM),  # keeps 20 numbers a sample rather than 100
-        (4, 10, 10, INSTANTIATED),  # 100 rather than 80: small, and quicker
-        (4, 100, 100, GRAM),  # 800 rather than 10,000
-        (4, 91, 91, GRAM),  # 728 rather than 8,281: not small any more
-        (16, 64, 128, INSTANTIATED),  # 8,192 rather than 3,072
-        (10, 64, 128, GRAM),  # 8,192 rather than 1,920: more than four times as much
-        (5, 10, 10, INSTANTIATED),  # 100 either way: instantiated costs less time
-        (197, 384, 1152, GRAM),  # ViT-Small's qkv: 302,592 rather than 442,368
-        (197, 384, 384, INSTANTIATED),  # its proj: 147,456 rather than 151,296
-        (3136, 64, 64, INSTANTIATED),  # an early convolution
-        (128, 768, 50257, GRAM),  # a language model's head
+        (1, 10, 10, 4, GRAM),  # keeps 20 numbers a sample rather than 100
+        (4, 10, 10, 656, GRAM),  # 80
+        (5, 10, 10, 656, INSTANTIATED),  # 100 either way: instantiated costs less time
+        (197, 384, 1152, 1, GRAM),  # ViT-Small's qkv: 302,592 rather than 442,368
+        (197, 384, 384, 8, INSTANTIATED),  # its proj: 147,456 rather than 151,296
+        (3136, 64, 64, 8, INSTANTIATED),  # an early convolution
+        (128, 768, 50257, 1, GRAM),  # a language model's head
+        (4, 10, 10, 655, INSTANTIATED),  # few numbers in all
+        (16, 64, 128, 8, INSTANTIATED),  # 8,192 rather than 3,072 a sample
+        (16, 64, 128, 9, GRAM),
+        (10, 64, 128, 1, GRAM),  # more than four times 1,920
     ],
 )
-def test_the_form_that_keeps_less_or_is_small(positions: int, inputs: int, outputs: int, kept: str) -> None:
-    assert choose_method(positions, inputs, outputs) == kept
+def test_the_form_that_keeps_less_or_is_quicker_where_few_are_kept(
+    positions: int, inputs: int, outputs: int, samples: int, kept: str
+) -> None:
+    assert choose_method(positions, inputs, outputs, samples) == kept

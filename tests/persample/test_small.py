@@ -21,7 +21,7 @@ def made(dtype: torch.dtype = torch.float64) -> dict[str, PerSample]:
         return torch.randn(B, *shape, generator=generator, dtype=torch.float64).to(dtype)
 
     return {
-        "bias": Dense(randn(7)), "scalar": Dense(randn()), "weight": Dense(randn(5, 4)), "large": Dense(randn(SMALL + 1)),
+        "bias": Dense(randn(7)), "scalar": Dense(randn()), "weight": Dense(randn(5, 4)), "large": Dense(randn(SMALL // B + 1)),
         "linear": Outer(randn(2, 4), randn(2, 3)), "other": Dense(randn(2, 2, 2)), "none": Dense(randn(0)),
         "float": Dense(randn(6).float()),
     }  # fmt: skip
@@ -52,8 +52,8 @@ def test_chosen_samples_alone() -> None:
 
 
 def test_room_is_bounded_and_an_empty_batch_is_nothing() -> None:
-    many = {n: Dense(torch.ones(16, SMALL)) for n in range(5)}  # as much as goes together, each
-    assert [part.keys for part in joint(many)] == [(n,) for n in range(5)]
+    many = {n: Dense(torch.ones(16, SMALL // 16)) for n in range(5)}  # half the room, each
+    assert [part.keys for part in joint(many)] == [(0, 1), (2, 3), (4,)]
     (part,) = joint({n: Dense(torch.ones(0, 4)) for n in range(3)})
     assert all(bool((value == 0).all()) for _, value in part.sums(torch.ones(0)))
     assert joint({}) == []

@@ -126,7 +126,9 @@ class Convolution(MayCancel):
         if method == AUTO:
             positions = self.x.shape[1] * prod(self.g.shape[3:])
             # The kernels of the n channel groups are n independent linear maps of (C/n)k inputs and p/n outputs.
-            method = choose_method(positions, prod(self._shape[1:]), self.g.shape[2] // self.geometry.groups)
+            groups = self.geometry.groups
+            outputs = self.g.shape[2] // groups
+            method = choose_method(positions, prod(self._shape[1:]), outputs, groups * self.num_samples)
         if method == GRAM:
             self.square_norms()
             return self

@@ -10,8 +10,8 @@ from torch import Tensor
 from .base import PerSample
 from .norms import INSTANTIATED, accumulation_dtype, lost, square_sums
 
-#: Entries of a parameter up to which its gradients are normed and summed together with those of others (:mod:`.small`).
-SMALL = 1 << 12
+#: Numbers of all samples up to which gradients are normed and summed together with those of other parameters (:mod:`.small`).
+SMALL = 1 << 15
 
 
 class Dense(PerSample):
@@ -19,7 +19,7 @@ class Dense(PerSample):
 
     def __init__(self, grads: Tensor) -> None:
         self.grads = grads
-        self.is_small = grads.numel() <= SMALL * grads.shape[0]  # worth laying side by side with others
+        self.is_small = grads.numel() <= SMALL  # worth laying side by side with others
         self._wide = accumulation_dtype(grads.dtype)
         self._square_norms: Tensor | None = None
 

@@ -31,17 +31,16 @@ _BLOCK = 1 << 20  # columns whose squares are summed in float32 before float64 t
 _ROUNDINGS = (8.0, 1.0)
 
 
-#: Entries of a weight that is worth instantiating, and by how much more it may keep then: its norm and its sum are one operation
-#: each, and the Gram form's are twenty.
-_FEW, _MORE = 1 << 13, 4
+#: Numbers of all samples up to which a weight is instantiated where that keeps more, and by how many times more: its norm and its
+#: sum are one operation each then, and those of the Gram form twenty.
+_FEW, _MORE = 1 << 16, 4
 
 
-def choose_method(positions: int, inputs: int, outputs: int) -> str:
-    """Choose the method that keeps fewer numbers per sample until the group ends: T(d+p) or dp; the quicker for small weights."""
+def choose_method(positions: int, inputs: int, outputs: int, samples: int) -> str:
+    """Choose the method that keeps fewer numbers until the group ends, T(d+p) or dp a sample; the quicker one for few numbers."""
     instantiated, factors = inputs * outputs, positions * (inputs + outputs)
-    if instantiated <= factors or (instantiated <= _FEW and instantiated <= _MORE * factors and positions > 1):
-        return INSTANTIATED
-    return GRAM
+    few = positions > 1 and samples * instantiated <= _FEW and instantiated <= _MORE * factors
+    return INSTANTIATED if instantiated <= factors or few else GRAM
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -107,7 +107,7 @@ class Outer(MayCancel):
 
     def settle(self, method: str) -> PerSample:
         if method == AUTO:
-            method = choose_method(self.a.shape[1], self.a.shape[2], self.g.shape[2])
+            method = choose_method(self.a.shape[1], self.a.shape[2], self.g.shape[2], self.a.shape[0])
         if method == GRAM or self.a.shape[1] == 1:
             self.square_norms()
             return self
