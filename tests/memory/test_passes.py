@@ -13,9 +13,12 @@ from torch.utils.checkpoint import checkpoint
 import groupclip as gc
 from groupclip.errors import UnsupportedOperation
 from groupclip.memory import measure
+from groupclip.memory.live import Live
 from groupclip.memory.passes import Sketched, optimizer_bytes
 from groupclip.memory.workload import default_loss
 from groupclip.models import build_model
+from groupclip.noise.jointly import add_to_all
+from groupclip.noise.sources import SecureNoise
 
 STYLES = ("all-layer", "uniform:2", "layer-wise", "param-wise")
 
@@ -138,6 +141,21 @@ def test_sgd_state(momentum: float) -> None:
     state, step = optimizer_bytes(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum))
     assert state == (4 * numbers if momentum else 0)
     assert step >= 4 * numbers
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shapes", [[(30, 30)] * 30, [(30, 30)] * 100, [(300, 300)], [(300, 300), (20, 20), (5, 5)]])
+def test_what_the_noise_takes_is_predicted(shapes: list[tuple[int, int]], dtype: torch.dtype) -> None:
+    """To the byte: on one large parameter, on small ones that are drawn together, and on both."""
+    model = nn.ParameterList([nn.Parameter(torch.zeros(shape, dtype=dtype)) for shape in shapes])
+    gradients = [torch.zeros_like(p.data) for p in model]
+    with Live(gradients) as live:
+        before = live.live
+        add_to_all(SecureNoise(), [(gradient, 1.0) for gradient in gradients])
+    numbers = max(p.numel() for p in model) if len(shapes) < 30 else min(900 * len(shapes), (1 << 16) // 900 * 900)
+    twice = 8 * numbers  # the words are looked at as an array and as a tensor, and so counted twice
+    held = sum(g.numel() * g.element_size() for g in gradients)
+    assert optimizer_bytes(model, None)[1] - held == live.peak - before - twice
 
 
 def test_adam_state_is_predicted_before_and_after_a_step() -> None:

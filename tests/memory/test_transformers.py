@@ -10,6 +10,7 @@ from torch import nn
 
 import groupclip as gc
 from groupclip.memory import measure
+from groupclip.memory.passes import optimizer_bytes
 
 transformers = pytest.importorskip("transformers")
 SMALL = {"vocab_size": 100}
@@ -56,7 +57,9 @@ def batch(samples: int, length: int, **more: Any) -> dict[str, Any]:
 def test_a_plan_is_near_what_a_step_takes(make: Any, example: Any) -> None:
     model = make().train()
     plan = gc.plan(model, example, groups=2)
-    assert plan.predicted_peak == pytest.approx(plan.static + measure(model, example, plan.partition).peak, rel=0.05)
+    assert plan.curve.peak == pytest.approx(measure(model, example, plan.partition).peak, rel=0.05)
+    # On models as small as these the noise takes more than the pass.
+    assert plan.predicted_peak == plan.static + max(plan.curve.peak, optimizer_bytes(model, None)[1])
 
 
 def test_one_sample_is_planned_as_the_engine_clips_it(

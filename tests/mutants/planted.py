@@ -459,7 +459,7 @@ NOISE = (
         "small parameters beyond the first room without noise",
         "every coordinate has noise of its own",
         "tests/noise/test_jointly.py",
-        ("noise/jointly.py", "    if few:\n        yield few\n", "    if few and room == _ROOM:\n        yield few\n"),
+        ("packing.py", "    if few:\n        yield few\n", "    if few and left == room:\n        yield few\n"),
     ),
     mutant(
         "sums of small parameters are views of one",

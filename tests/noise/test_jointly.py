@@ -92,6 +92,19 @@ def test_hardened_noise_stays_on_its_grid() -> None:
         assert bool((units == units.round()).all())
 
 
+@pytest.mark.parametrize(
+    "sizes", [[], [5], [5, 7], [1 << 15, 3], [1 << 15, 3, 4], [1 << 14] * 9, [10_000] * 20, [(1 << 14) + 1] * 3]
+)
+def test_what_is_drawn_together_is_known_before(sizes: list[int]) -> None:
+    """For plans of memory."""
+    source, drawn = Ones(), []
+    add = source.add_
+    source.add_ = lambda tensor, std: (drawn.append(tensor.numel()), add(tensor, std))  # type: ignore[method-assign, assignment]
+    add_to_all(source, [(torch.zeros(size), 1.0) for size in sizes])
+    together = [count for count in drawn if count not in sizes]
+    assert jointly.together_at_most(sizes) == max(together, default=0)
+
+
 def test_nothing_is_no_error() -> None:
     add_to_all(Ones(), [])
     assert jointly._SMALL <= jointly._ROOM

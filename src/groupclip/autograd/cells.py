@@ -48,7 +48,7 @@ def cells_of(booked: dict[Key, list[tuple[Part, PerSample]]]) -> list[Cell[Key]]
         return []
     first = next(iter(parts.values()))
     if len(parts) == 1 and first.rows is None and first.batch:
-        return [_of_all(first.batch, None, booked)]
+        return [_of_all(first.batch, booked)]
     if (cell := _of_singles(list(parts.values()), booked)) is not None:
         return [cell]
     cells: list[Cell[Key]] = []
@@ -60,12 +60,12 @@ def cells_of(booked: dict[Key, list[tuple[Part, PerSample]]]) -> list[Cell[Key]]
     return cells
 
 
-def _of_all(batch: int, rows: Tensor | None, booked: dict[Key, list[tuple[Part, PerSample]]]) -> Cell[Key]:
+def _of_all(batch: int, booked: dict[Key, list[tuple[Part, PerSample]]]) -> Cell[Key]:
     together: dict[Key, list[PerSample]] = {}
     for key in list(booked):
         uses = booked.pop(key)
         together[key] = [uses[0][1]] if len(uses) == 1 else [grads for _, grads in uses]
-    return Cell(batch, rows, together)
+    return Cell(batch, None, together)
 
 
 def _of_singles(parts: list[Part], booked: dict[Key, list[tuple[Part, PerSample]]]) -> Cell[Key] | None:
@@ -102,7 +102,7 @@ def _of_nobody(found: dict[Key, list[tuple[Part, PerSample]]]) -> Cell[Key]:
 def _of_parts(
     batch: int, parts: dict[int, Part], found: dict[Key, list[tuple[Part, PerSample]]]
 ) -> list[Cell[Key]]:
-    """Return samples that are in the same parts make a cell."""
+    """Return a cell for the samples that are in the same parts."""
     if all(part.rows is None for part in parts.values()):
         return [Cell(batch, None, {key: [g for _, g in uses] for key, uses in found.items() if uses})]
     places = {i: _places(part) for i, part in parts.items()}

@@ -43,11 +43,6 @@ class Group:
     slots: list[Slot]
     gate: Gate | None = None
 
-    @property
-    def device(self) -> str:
-        """The kind of device that the parameters are on."""
-        return self.slots[0].param.device.type
-
     def open_gate(self) -> Gate:
         """Return the gate that uses of this group depend on now: it stays open until its backward."""
         gate = self.gate
@@ -96,7 +91,7 @@ class Gate:
         return self._targets[slot]
 
     def forget(self) -> None:
-        """Let go: no backward comes any more. What refers to the gate is let go, so that what it holds is freed at once."""
+        """Let go of what refers to the gate, so that what it holds is freed at once: no use follows any more."""
         self.token = None
         self._targets.clear()
 
@@ -127,8 +122,7 @@ class Gate:
 
     def book(self, slot: Slot, part: Part, grads: PerSample) -> None:
         """Keep the gradients of the samples of a part by one use. A lone use is normed at once: it keeps what is smaller."""
-        uses = self._uses.get(slot, ())
-        if slot not in self._booked and (len(uses) <= 1 or self.is_lone(slot)):
+        if self.is_lone(slot):
             self._booked[slot] = [(part, grads.settle(slot.method))]
         else:
             self._booked.setdefault(slot, []).append((part, grads))
@@ -174,6 +168,7 @@ class Gate:
                 grads[slot] = uses[0] if len(uses) == 1 else combine(uses)
                 if cell.joined:
                     grads[slot] = grads[slot].settle(slot.method)
+                del uses  # or the last of them would live through the clipping
             if tape.observer is not None:
                 for slot, samples in grads.items():
                     tape.observer.normed(slot.name, samples.method)

@@ -22,8 +22,10 @@ _dispatch: list[Any] = []
 
 
 def send_uses_to(dispatch: Any, untraced: Any = None) -> None:
-    """Send every operation that uses a private operand to ``dispatch(func, args, kwargs)``; to ``untraced`` where a compiler "
-    "looks."""
+    """Send every operation that uses a private operand to ``dispatch(func, args, kwargs)``.
+
+    Where a compiler looks, it goes to ``untraced``.
+    """
     _dispatch[:] = [dispatch, untraced or dispatch]
 
 

@@ -16,7 +16,7 @@ from ..autograd.tensors import PrivateParameter
 from ..errors import CoverageError, GroupClipError, PrivacyViolation, UnsupportedOperation
 from ..privacy.mechanism import Mechanism
 from ..rules.normalisation import BATCH_STATISTICS, RUNNING_STATISTICS
-from ..walk import each_module, modules_of
+from ..walk import each_module, name_of
 
 
 def refuse_batch_statistics(module: nn.Module, _: Any) -> None:
@@ -272,10 +272,8 @@ def check_coverage(model: nn.Module) -> None:
             if param is not None and type(param) is not PrivateParameter and param.requires_grad
         ]
     for module, key in foreign:
-        prefix = next(prefix for prefix, other in modules_of(model) if other is module)
-        name = f"{prefix}.{key}" if prefix else key
         raise CoverageError(
-            f"parameter {name!r} is trainable but in no group: it was unfrozen, added or replaced after attach. Freeze it, "
-            "or detach the engine and attach again with a new partition: what was spent stays spent, and the next statement "
-            "tells it"
+            f"parameter {name_of(model, module, key)!r} is trainable but in no group: it was unfrozen, added or replaced after "
+            "attach. Freeze it, or detach the engine and attach again with a new partition: what was spent stays spent, and the "
+            "next statement tells it"
         )

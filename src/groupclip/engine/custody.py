@@ -27,7 +27,7 @@ Found = tuple[Slot, Tensor | None, bool]
 
 
 class Custody:
-    """Of the gradients of one engine.
+    """Watches over the gradients of one engine.
 
     Args:
         slots: the private parameters.

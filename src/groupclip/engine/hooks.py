@@ -28,7 +28,7 @@ def hooks_on_model(model: nn.Module, slots: Sequence[Slot]) -> list[Any]:
     ]
 
 
-def hooks_on_optimizer(optimizer: Optimizer, slots: list[Slot], step: PrivateStep, *, private: bool) -> list[Any]:
+def hooks_on_optimizer(optimizer: Optimizer, slots: Sequence[Slot], step: PrivateStep, *, private: bool) -> list[Any]:
     """Make its steps those of ``step``; where they are ``private``, refuse steps of other optimizers on the same parameters."""
     others = [register_optimizer_step_pre_hook(Bystanders(slots, optimizer))] if private else []
     return [

@@ -59,7 +59,7 @@ class Unmoved:
         return moved if moved and (self._released is None or self._differing(self._released, now)) else []
 
     def release(self) -> None:
-        """Release the weights: a step was taken."""
+        """Remember the weights as the step leaves them: they may move from here on."""
         self._released, self._first = self._look(), None
 
     def forget(self) -> None:

@@ -19,6 +19,7 @@ from ..engine.attach import attach
 from ..engine.engine import Engine
 from ..engine.forward import Forward
 from ..nested import tensors_in
+from ..noise.jointly import together_at_most
 from ..noise.normals import workspace_bytes
 from ..partition.choose import partition
 from ..partition.groups import Partition
@@ -137,7 +138,10 @@ def optimizer_bytes(model: nn.Module, optimizer: Optimizer | None) -> tuple[int,
     """
     gradients = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     largest = max((p.numel() for p in model.parameters() if p.requires_grad), default=0)
-    noise = workspace_bytes(largest)
+    together = together_at_most(p.numel() for p in model.parameters() if p.requires_grad)
+    widest = max((p.element_size() for p in model.parameters() if p.requires_grad), default=0)
+    # sums of half-precision parameters are float32 until the noise is in
+    noise = max(workspace_bytes(largest), workspace_bytes(together) + together * max(4, widest))
     if optimizer is None:
         return 0, gradients + noise
     memo: dict[int, Any] = {}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
+from ..packing import by_room
 from .sources import NoiseSource
 
 _SMALL = 1 << 14  # coordinates; a draw costs as much as these before it has drawn anything
@@ -27,7 +28,7 @@ def add_to_all(noise: NoiseSource, sums: Sequence[tuple[Tensor, float]]) -> None
         else:
             noise.add_(tensor, std)
     for (std, _, _), tensors in alike.items():
-        for few in _by_room(tensors):
+        for few in by_room(tensors, Tensor.numel, _ROOM):
             if len(few) == 1:
                 noise.add_(few[0], std)
                 continue
@@ -37,14 +38,7 @@ def add_to_all(noise: NoiseSource, sums: Sequence[tuple[Tensor, float]]) -> None
             torch._foreach_copy_(few, [piece.view_as(tensor) for piece, tensor in zip(pieces, few, strict=True)])  # pyright: ignore[reportPrivateImportUsage]
 
 
-def _by_room(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    few: list[Tensor] = []
-    room = _ROOM
-    for tensor in tensors:
-        if few and tensor.numel() > room:
-            yield few
-            few, room = [], _ROOM
-        few.append(tensor)
-        room -= tensor.numel()
-    if few:
-        yield few
+def together_at_most(sizes: Iterable[int]) -> int:
+    """Return how many coordinates of small tensors of these sizes are copied and drawn in one; 0 where none are."""
+    draws = by_room([size for size in sizes if size <= _SMALL], int, _ROOM)
+    return max((sum(few) for few in draws if len(few) > 1), default=0)

@@ -7,8 +7,8 @@ gradient of sample i is ``g_i^T a_i``. Its squared norm comes
 - from Gram matrices: ``<a_i a_i^T, g_i g_i^T>``, which keeps a and g until the group ends (``T (d + p)`` numbers);
 - from the instantiated gradient, which is kept until the group ends (``d p`` numbers) and then only weighted.
 
-:func:`choose_method` takes whichever keeps less. Both forms cost one extra product at most; the plain weight
-gradient is never computed.
+:func:`choose_method` takes whichever keeps less, or the quicker form where few numbers are kept. Both forms cost one extra
+product at most; the plain weight gradient is never computed.
 """
 
 from __future__ import annotations

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
+from ..packing import by_room
 from .base import PerSample
-from .dense import SMALL, Dense
+from .dense import Dense
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -51,8 +52,12 @@ def joint(grads: Mapping[Key, PerSample]) -> list[Joint[Key]]:
         else:
             alone.append(Joint(samples, (key,)))
     for found in small.values():
-        alone += map(_side_by_side, _by_room(found))
+        alone += map(_side_by_side, by_room(found, _numbers, _ROOM))
     return alone
+
+
+def _numbers(one: tuple[Key, Dense]) -> int:
+    return one[1].grads.numel()
 
 
 def _side_by_side(few: Sequence[tuple[Key, Dense]]) -> Joint[Key]:
@@ -61,20 +66,3 @@ def _side_by_side(few: Sequence[tuple[Key, Dense]]) -> Joint[Key]:
     rows = [samples.rows() for _, samples in few]
     together = torch.cat(rows, dim=1)
     return Joint(Dense(together), tuple([key for key, _ in few]), tuple([one.shape[1] for one in rows]))
-
-
-def _by_room(found: Sequence[tuple[Key, Dense]]) -> Iterator[list[tuple[Key, Dense]]]:
-    few: list[tuple[Key, Dense]] = []
-    room = _ROOM
-    for key, samples in found:
-        numbers = samples.grads.numel()
-        if few and numbers > room:
-            yield few
-            few, room = [], _ROOM
-        few.append((key, samples))
-        room -= numbers
-    if few:
-        yield few
-
-
-__all__ = ["SMALL", "Joint", "joint"]
