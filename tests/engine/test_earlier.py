@@ -173,6 +173,33 @@ def test_other_models_are_not_meant() -> None:
     assert second.record(delta=DELTA).earlier == ()
 
 
+@pytest.mark.parametrize("detached", [False, True])
+def test_a_start_that_models_share_was_not_trained(detached: bool) -> None:
+    """One seed gives two models the same weights; a step of the first was counted, and never taken."""
+    first = private(ENTRY.model(), 1)
+    first.model.load_state_dict(ENTRY.model().state_dict())
+    assert first.ledger is not None and first.ledger.steps == 1
+    if detached:
+        first.detach()
+    _, _, fresh = attached(ENTRY.model())
+    assert fresh.record(delta=DELTA).earlier == ()
+
+
+def test_weights_with_a_loaded_state_are_told_before_the_next_step() -> None:
+    """A resumed run starts from weights that it trained itself."""
+    first = private(ENTRY.model(), 2)
+    state, weights = first.state_dict(), copy.deepcopy(first.model.state_dict())
+    second = attached(ENTRY.model(seed=4))[2]
+    second.detach()
+    second.model.load_state_dict(weights)
+    third = attached(second.model)[2]
+    third.load_state_dict(state)
+    copied = copy.deepcopy(third.model)
+    del first
+    garbage.collect()
+    assert [e.steps for e in attached(copied)[2].record(delta=DELTA).earlier] == [2]
+
+
 def test_what_a_loaded_state_counts_is_not_told_twice() -> None:
     """Detached and attached again, the same run goes on by its state."""
     first = private(ENTRY.model(), 2)

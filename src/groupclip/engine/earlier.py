@@ -35,11 +35,13 @@ class Training:
         self._slots, self._ledger = slots, ledger
         self.before = before
         self._number = next(numbers)
+        self._untrained = frozenset(map(_content, _weights(s.param for s in slots)))
         with _lock:
             _under_way.add(self)
 
     def loaded(self, saved: Iterable[Mapping[str, Any]]) -> None:
-        """Take over a loaded state: what its ledger counts is no longer of another engine."""
+        """Take over a loaded state: what its ledger counts is no longer of another engine, and the weights may be of it."""
+        self._untrained = frozenset()
         known = [*self.before, *map(EarlierTraining.from_dict, saved)]
         self.before = tuple(e for e in known if not e.carried_by(self._ledger))
 
@@ -56,8 +58,8 @@ class Training:
         return (*self.before, own)
 
     def holds(self, contents: Mapping[str, Any]) -> bool:
-        """Return whether a parameter holds what one of ``contents`` is made of."""
-        return any(key in contents for key in map(_content, _weights(s.param for s in self._slots)) if key)
+        """Return whether a parameter that this training moved holds what one of ``contents`` is made of."""
+        return any(key in contents for key in self._moved())
 
     def end(self) -> None:
         """Remember the detached engine by its parameters and by what they hold."""
@@ -66,11 +68,14 @@ class Training:
             _under_way.discard(self)
             if not told:
                 return
-            for slot, weight in zip(self._slots, _weights(s.param for s in self._slots), strict=True):
+            for slot in self._slots:
                 _by_parameter[slot.param] = told
-                key = _content(weight)
-                if key and self._ledger.steps:
-                    _by_content[key] = told
+            if self._ledger.steps:
+                _by_content.update((key, told) for key in self._moved())
+
+    def _moved(self) -> list[str]:
+        """Return what its weights hold: a start that many models share (a seed, a pretrained one) was not trained here."""
+        return [key for key in map(_content, _weights(s.param for s in self._slots)) if key and key not in self._untrained]
 
 
 def earlier_trainings(params: Iterable[nn.Parameter]) -> tuple[EarlierTraining, ...]:
