@@ -16,7 +16,7 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "groupclip"
 
 #: From the highest floor to the lowest. Rooms on one floor don't import each other.
 FLOORS = (
-    ("cli",),
+    ("cli", "integrations"),
     ("paper",),
     ("run",),
     ("auditing", "theory"),

@@ -54,7 +54,15 @@ def model_card(
         "## Intended use",
         intended_use or f"To fill in: what the model is meant for, for whom, and what it isn't meant for. {_BLANK}",
     ]
-    parts.append("## Privacy")
+    parts.append(privacy_section(record))
+    for heading, words in (sections or {}).items():
+        parts += [f"## {heading}", words]
+    return "\n\n".join(parts) + "\n"
+
+
+def privacy_section(record: PrivacyRecord) -> str:
+    """Write the part of a card that tells the guarantee, as Markdown: statement, facts and groups, under ``## Privacy``."""
+    parts = ["## Privacy"]
     parts += [f"**{_cell(heading)}.** {_inline(words)}" for heading, words in paragraphs(record)]
     parts.append("## The facts of the run")
     rows = "\n".join(f"| {_cell(name)} | {_cell(value)} |" for name, value in facts(record))
@@ -68,9 +76,7 @@ def model_card(
         "that sum gets Gaussian noise of the standard deviation beside it.\n\n"
         f"| group | threshold R_m | noise std |\n| --- | --- | --- |\n{groups}"
     )
-    for heading, words in (sections or {}).items():
-        parts += [f"## {heading}", words]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(parts)
 
 
 def _inline(text: str) -> str:
