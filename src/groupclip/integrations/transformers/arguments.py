@@ -76,12 +76,12 @@ REFUSALS = (
         "include_num_input_tokens_seen='no'",
     ),
     Refusal(
-        "optim", lambda value: value in (OptimizerNames.LOMO, OptimizerNames.ADALOMO) or "layerwise" in str(value),
+        "optim", lambda value: value in (OptimizerNames.LOMO, OptimizerNames.ADALOMO) or "layerwise" in str(value).lower(),
         "moves weights during the backward pass, before there is noise",
         "optim='adamw_torch', or another whose step comes after the backward pass",
     ),
     Refusal(
-        "debug", lambda value: "underflow_overflow" in str(value),
+        "debug", lambda value: "underflow_overflow" in str(value).lower(),
         "prints values of single batches, which have no noise",
         "debug=''",
     ),
