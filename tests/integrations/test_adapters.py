@@ -39,7 +39,9 @@ def adapted(name: str, number: int = 20) -> Work:
 def test_an_adapter_trains_as_in_the_own_loop(name: str, tmp_path: Path) -> None:
     given, mechanism = adapted(name), plan(20, 8)
     twin = copy.deepcopy(given.model)
-    frozen = {n: p for n, p in weights(given.model).items() if not dict(given.model.named_parameters())[n].requires_grad}
+    frozen = {
+        n: p for n, p in weights(given.model).items() if not dict(given.model.named_parameters())[n].requires_grad
+    }
     trains = [p for p in twin.train().parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trains, lr=1e-2, weight_decay=0.0, fused=True)
     engine = gc.attach(twin, optimizer, "layer-wise", mechanism, noise=InsecureNoise(7))
@@ -90,7 +92,9 @@ def test_a_quantised_base_is_let_through(tmp_path: Path) -> None:
             super().__init__()
             scale = linear.weight.detach().abs().amax() / 127
             self.register_buffer("scale", scale)
-            self.weight = torch.nn.Parameter((linear.weight.detach() / scale).round().to(torch.int8), requires_grad=False)
+            self.weight = torch.nn.Parameter(
+                (linear.weight.detach() / scale).round().to(torch.int8), requires_grad=False
+            )
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.nn.functional.linear(x, self.weight.to(x.dtype) * self.scale)

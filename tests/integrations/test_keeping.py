@@ -74,7 +74,7 @@ def test_steps_after_the_checkpoint_stay_spent(tmp_path: Path, caplog: pytest.Lo
     assert "1 steps were made after checkpoint-4 was saved" in caplog.text
     assert second.engine.ledger.steps_by_sampler == {"groupclip": 6, "user": 0}
     assert seen.global_step == 5  # 4 and one
-    assert (tmp_path / "checkpoint-5" / "groupclip.json").is_file()
+    assert (tmp_path / "checkpoint-5" / "groupclip_engine.json").is_file()
 
 
 def test_a_step_that_failed_before_its_noise_stays_spent(tmp_path: Path) -> None:
@@ -127,10 +127,10 @@ def test_going_on_without_the_checkpoint_counts_what_was_left_out(tmp_path: Path
 
 def test_a_checkpoint_without_a_ledger_is_refused(tmp_path: Path) -> None:
     made(tmp_path, callbacks=[Stops(2, hard=False)]).train()
-    (tmp_path / "checkpoint-2" / "groupclip.json").unlink()
+    (tmp_path / "checkpoint-2" / "groupclip_engine.json").unlink()
     second = made(tmp_path)
     before = weights(second.model)
-    with pytest.raises(gc.PrivacyViolation, match=r"has no groupclip\.json: it wasn't saved by a private trainer"):
+    with pytest.raises(gc.PrivacyViolation, match=r"has no groupclip_engine\.json: it wasn't saved by a private trainer"):
         second.train(resume_from_checkpoint=True)
     assert all(torch.equal(w, before[name]) for name, w in weights(second.model).items())
 
@@ -138,7 +138,7 @@ def test_a_checkpoint_without_a_ledger_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["{", "{}", '{"format": "another", "engine": {}}'])
 def test_a_damaged_ledger_is_refused(content: str, tmp_path: Path) -> None:
     made(tmp_path, callbacks=[Stops(2, hard=False)]).train()
-    (tmp_path / "checkpoint-2" / "groupclip.json").write_text(content)
+    (tmp_path / "checkpoint-2" / "groupclip_engine.json").write_text(content)
     with pytest.raises(gc.PrivacyViolation, match="is damaged"):
         made(tmp_path).train(resume_from_checkpoint=True)
 

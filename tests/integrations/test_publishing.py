@@ -101,3 +101,25 @@ def test_the_release_loads_as_ever(tmp_path: Path) -> None:
     assert all(bool((a == b).all()) for a, b in zip(model.parameters(), trainer.model.parameters(), strict=True))
     trainer.engine.detach()
     assert gc.__name__ not in str(list(trainer.model.state_dict()))
+
+
+def test_a_release_tells_of_the_steps_that_its_weights_took(tmp_path: Path) -> None:
+    """Also where there is a card of fewer steps."""
+    given = work("sequence classification")
+    trainer = PrivateTrainer(
+        given.model,
+        settings(tmp_path, max_steps=1),
+        given.collate,
+        given.records,
+        mechanism=plan(),
+        groups="block-wise",
+    )
+    told = []
+    for _ in range(2):
+        trainer.train()
+        folder = trainer.write_release(model_name="reviews")
+        card = (folder / "README.md").read_text(encoding="utf-8")
+        assert "# reviews" in card
+        told.append(card.split("| steps")[1].split("\n")[0])
+        assert json.loads((folder / "privacy.json").read_text())["steps_taken"] == len(told)
+    assert told[0] != told[1]

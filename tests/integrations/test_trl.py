@@ -38,7 +38,10 @@ def sft(folder: Path, **others: Any) -> Any:
         **others,
     )  # fmt: skip
     return trl.SFTTrainer(
-        work("causal LM").model, args, train_dataset=datasets.Dataset.from_dict({"text": texts}), processing_class=tokenizer()
+        work("causal LM").model,
+        args,
+        train_dataset=datasets.Dataset.from_dict({"text": texts}),
+        processing_class=tokenizer(),
     )
 
 

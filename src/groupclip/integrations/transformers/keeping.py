@@ -1,7 +1,8 @@
 """What is kept on the disk beside a Trainer's own checkpoints: the ledger, and a count of steps that no crash makes too low.
 
-``checkpoint-N/groupclip.json`` holds the engine's state: neither key, seed nor statistic of the data. ``_groupclip/`` in the output
-folder holds a journal for each training (see :mod:`groupclip.run.journal`): a step is charged there before its batch is drawn.
+``checkpoint-N/groupclip_engine.json`` holds the engine's state: neither key, seed nor statistic of the data. ``_groupclip/`` in
+the output folder holds a journal for each training (see :mod:`groupclip.run.journal`): a step is charged there before its batch is
+drawn.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ...run.journal import Journal, read_journal
 
 _log = logging.getLogger("groupclip")
 
-STATE = "groupclip.json"
+STATE = "groupclip_engine.json"
 FORMAT = "groupclip-trainer-1"
 
 

@@ -46,19 +46,21 @@ class Publishing(Trainer):
         card.save(folder / CARD)
         write_record(folder, record)
 
-    def write_release(self) -> Path:
+    def write_release(self, **facts: Any) -> Path:
         """Write weights, tokenizer, card and record to ``output_dir/release``, and return that folder.
 
         The folder holds no optimizer, no log, no settings and no state of a random number generator.
+
+        Args:
+            facts: for the card, as ``create_model_card`` takes them.
         """
+        self.create_model_card(**facts)
         output = Path(str(self.args.output_dir))
         folder = output / RELEASE
         folder.mkdir(parents=True, exist_ok=True)
         self.model.save_pretrained(folder)  # pyright: ignore[reportCallIssue, reportOptionalMemberAccess]
         if self.processing_class is not None:
             self.processing_class.save_pretrained(folder)  # pyright: ignore[reportAttributeAccessIssue]
-        if not (output / CARD).is_file():
-            self.create_model_card()
         (folder / CARD).write_text((output / CARD).read_text(encoding="utf-8"), encoding="utf-8")
         write_record(folder, self.privacy_record())
         return folder
@@ -72,21 +74,22 @@ class Publishing(Trainer):
         if self.hub_model_id is None:
             self.init_hf_repo(token=token, private=private)
         name = self.args.hub_model_id or Path(str(self.args.output_dir)).name
-        self.create_model_card(model_name=kwargs.pop("model_name", name.split("/")[-1]), **kwargs)
+        folder = self.write_release(model_name=kwargs.pop("model_name", name.split("/")[-1]), **kwargs)
         self._finish_current_push()
-        return self._upload(commit_message, blocking, token, revision)
+        return self._upload(folder, commit_message, blocking, token, revision)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Upload the weights after this step, as a release: the guarantee covers the weights after every step."""
         if self.args.hub_strategy == HubStrategy.END:
             return
-        self.create_model_card()
-        self._upload(f"Training in progress, step {self.state.global_step}", True, None, None)
+        self._upload(self.write_release(), f"Training in progress, step {self.state.global_step}", True, None, None)
 
-    def _upload(self, message: str | None, blocking: bool, token: str | None, revision: str | None) -> Any:
+    def _upload(
+        self, folder: Path, message: str | None, blocking: bool, token: str | None, revision: str | None
+    ) -> Any:
         return HfApi(token=token or self.args.hub_token).upload_folder(
             repo_id=str(self.hub_model_id),
-            folder_path=str(self.write_release()),
+            folder_path=str(folder),
             commit_message=message,
             run_as_future=not blocking,
             revision=revision or self.args.hub_revision,
