@@ -52,9 +52,9 @@ def test_the_changelog_has_a_section_for_the_version():
     assert set(re.findall(r"^### (\w+)$", page, re.M)) <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
 
 
-def test_one_file_imports_dp_accounting_and_pyproject_names_it():
-    assert importers("dp_accounting") == {"accounting.py"}
-    assert "accounting.py alone imports it" in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+def test_two_files_import_dp_accounting_and_pyproject_names_them():
+    assert importers("dp_accounting") == {"accounting.py", "distributions.py"}
+    assert "accounting.py and distributions.py alone import it" in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 
 
 def test_twin_imports_are_found():

@@ -282,3 +282,32 @@ def test_as_a_module_it_ends_with_the_exit_code():
     )
     assert ended.returncode == 2
     assert "No such command" in ended.stderr
+
+
+def test_epsilon_for_a_person_with_several_samples(capsys):
+    asked = ["epsilon", *SMALL, "--noise-multiplier", "2", "--samples-per-user", "2,4"]
+    plan = Mechanism(dataset_size=1_000, expected_batch_size=100, steps=20, noise_multiplier=2.0)
+    expected = {k: plan.spent(delta=1e-5, samples_per_user=k).epsilon for k in (2, 4)}
+    assert run([*asked, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert {row["samples"]: row["epsilon"] for row in facts["by_samples_of_a_person"]} == expected
+    assert facts["epsilon"] < expected[2] / 2 < expected[4] / 4
+    assert run(asked) == 0
+    told = capsys.readouterr().out
+    assert f"epsilon           {figure(expected[4])} for a person with 4 samples, by PLD" in told
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--samples-per-user", "2.5"], "give whole numbers >= 1"),
+        (["--samples-per-user", "2000"], "--samples-per-user=2000 is more than --dataset-size=1000"),
+        (
+            ["--samples-per-user", "2", "--sampling", "truncated-poisson", "--adjacency", "zero-out"],
+            "no sound accountant is at hand for several samples",
+        ),
+    ],
+)
+def test_samples_per_user_that_cannot_be_accounted_end_with_code_2(capsys, options, message):
+    assert run(["epsilon", *SMALL, "--noise-multiplier", "2", *options]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())

@@ -18,7 +18,7 @@ PLAN = ["--dataset-size", "50000", "--batch-size", "1000", "--epochs", "5", "--d
     [
         ["--help"],
         ["train", "--help"],
-        ["epsilon", *PLAN, "--noise-multiplier", "1.1", "--search", "3", "--curve", "1,2"],
+        ["epsilon", *PLAN, "--noise-multiplier", "1.1", "--search", "3", "--curve", "1,2", "--samples-per-user", "2"],
         ["calibrate", *PLAN, "--epsilon", "2"],
     ],
     ids=["help", "train-help", "epsilon", "calibrate"],

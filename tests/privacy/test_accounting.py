@@ -10,7 +10,7 @@ from dp_accounting import pld, rdp
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from groupclip.privacy import accounting
+from groupclip.privacy import accounting, distributions
 from groupclip.privacy.sampled_step import Bounds, Step
 
 RELATION = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -107,7 +107,7 @@ def test_the_allowance_is_enough_on_a_given_grid(steps, grid):
     step, exact = poisson(1.0, math.sqrt(steps)), dp_accounting.get_epsilon_gaussian(1.0, 1e-11)
     assert exact <= accounting._pld_epsilon(step, steps, 1e-11, grid) <= 1.02 * exact
     # and by far, whichever way it goes here
-    rounded = accounting._compose(step, steps, grid).get_delta_for_epsilon(exact) - 1e-11
+    rounded = distributions.composed(step, steps, grid).get_delta_for_epsilon(exact) - 1e-11
     assert 0 < abs(rounded) < accounting._FFT_ROUNDING * steps / 4
 
 
@@ -115,14 +115,14 @@ def test_the_allowance_is_needed():
     """The twin: plainly read, some of these figures are below the truth on every processor."""
     exact = dp_accounting.get_epsilon_gaussian(1.0, 1e-11)
     plain = [
-        accounting._compose(poisson(1.0, math.sqrt(steps)), steps, grid).get_epsilon_for_delta(1e-11)
+        distributions.composed(poisson(1.0, math.sqrt(steps)), steps, grid).get_epsilon_for_delta(1e-11)
         for steps, grid in ROUNDED
     ]
     assert min(plain) < exact * (1 - 1e-6)
 
 
 def test_blocks_never_hold_fewer_steps_than_were_taken(monkeypatch):
-    monkeypatch.setattr(accounting, "_BLOCK", 10)
+    monkeypatch.setattr(distributions, "_BLOCK", 10)
     exact = dp_accounting.get_epsilon_gaussian(1.25, 1e-5)  # a noise that no other test has cached
     assert exact <= bounds(1.0, 1.25 * math.sqrt(19), 19, 1e-5).pld <= exact * 1.1
 

@@ -34,6 +34,10 @@ FIELDS = {
     "adjacency": ("adjacency", r"neighbouring data sets \| add-or-remove-one", r"adding or removing that one sample"),
     "epsilon": ("epsilon", r"epsilon \| \d", r"epsilon = \d"),
     "delta": ("delta", r"delta \| 0\.0001", r"at delta = 0\.0001"),
+    "several samples of a person": (
+        "epsilon_by_samples_of_a_person", r"epsilon of a person with 8 samples, at the same delta \| \d",
+        r"at the same delta, epsilon is [\d.]+ for one with 2, [\d.]+ for one with 4 and [\d.]+ for one with 8 samples",
+    ),
     "mechanism": ("mechanism", r"mechanism \| Poisson-sampled Gaussian \(DP-SGD", r"Gaussian noise was added to the sum"),
     "sample rate": ("sample_rate", r"sample rate q \| 0\.2 ", r"with probability q = 0\.2"),
     "dataset size": ("dataset_size", r"dataset size \| 40 ", r"each of the 40 samples"),

@@ -10,6 +10,7 @@ import pytest
 from groupclip.cli.app import run
 from groupclip.errors import PrivacyViolation
 from groupclip.noise.grid import planned_for, rounding
+from groupclip.privacy.figures import figure
 from groupclip.privacy.mechanism import Mechanism
 from groupclip.statement.record import PrivacyRecord, model_card
 
@@ -120,3 +121,33 @@ def test_a_seed_stamps_every_output():
     for output in (made.text(), model_card(made)):
         assert "NOT PRIVATE" in output and "INSECURE" in output and "epsilon = " not in output
     assert "differential-privacy" not in model_card(made)
+
+
+def test_several_samples_of_a_person_are_told_at_the_same_delta():
+    """Not as k times epsilon, which holds at a larger delta."""
+    told = record(PLAN).text()
+    two = PLAN.spent(delta=1e-5, samples_per_user=2).epsilon
+    assert two > 2.05 * PLAN.epsilon(delta=1e-5)
+    assert f"at the same delta, epsilon is {figure(two)} for one with 2" in told and "k times as large" not in told
+    by_user = record(dataclasses.replace(PLAN, unit="user"))
+    assert f"appears as several users is protected less: at the same delta, epsilon is {figure(two)}" in by_user.text()
+
+
+def test_where_no_figure_is_known_for_several_samples_it_is_said():
+    plan = dataclasses.replace(PLAN, sampling="truncated-poisson", adjacency="zero-out")
+    assert record(plan).spent_by_several == {} == record(plan).to_dict()["epsilon_by_samples_of_a_person"]
+    assert "epsilon is about k times as large or more at this delta, and no sound accountant is known here" in record(plan).text()
+    assert record(PLAN, secure_noise=False).spent_by_several == {}
+
+
+def test_figures_for_more_samples_than_there_are_are_not_told():
+    plan = Mechanism(dataset_size=3, expected_batch_size=1, steps=20, noise_multiplier=2.0)
+    assert list(record(plan).spent_by_several) == [2]
+
+
+def test_so_many_samples_that_no_figure_is_finite_are_left_out():
+    plan = dataclasses.replace(PLAN, noise_multiplier=0.3, adjacency="replace-one", dataset_size=100_000)
+    plan = dataclasses.replace(plan, expected_batch_size=2_000, steps=1_000)
+    told = record(plan, steps_by_sampler={"groupclip": 1_000, "user": 0})
+    assert told.spent is not None and 8 not in told.spent_by_several
+    assert "for one with 8" not in told.text()

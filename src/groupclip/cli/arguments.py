@@ -69,6 +69,14 @@ def parse_numbers(flag: str, text: str) -> list[float]:
     return values
 
 
+def parse_whole(flag: str, text: str) -> list[int]:
+    """Read ``2,4,8``: whole numbers >= 1 with commas between them. ValueError otherwise."""
+    values = parse_numbers(flag, text)
+    if any(value != int(value) or value < 1 for value in values):
+        raise ValueError(f"{flag} {text!r} can't be read: give whole numbers >= 1 with commas between them")
+    return [int(value) for value in values]
+
+
 def parse_adaptive(text: str) -> dict[str, float]:
     """Read ``0.5`` (the quantile) or ``quantile=0.5,rate=0.2,share=0.01``. ValueError otherwise."""
     pairs = [part.split("=", 1) if "=" in part else ["quantile", part] for part in text.split(",")]

@@ -9,7 +9,7 @@ import click
 from ..errors import PrivacyViolation
 from ..privacy.figures import figure
 from . import groups, plan, search
-from .arguments import ACCOUNTANT, arguments_at_fault, parse_numbers, print_json
+from .arguments import ACCOUNTANT, arguments_at_fault, parse_numbers, parse_whole, print_json
 
 
 @click.command()
@@ -19,6 +19,9 @@ from .arguments import ACCOUNTANT, arguments_at_fault, parse_numbers, print_json
     "--noise-stds", help="Give s_1,..,s_M, the noise on every coordinate of each group's sum, with --thresholds."
 )
 @ACCOUNTANT
+@click.option(
+    "--samples-per-user", help="Tell epsilon for a person with K,.. samples too, at the same delta: 2,4,8 for instance."
+)
 @search.search_options
 @click.option("--thresholds", help="Give R_1,..,R_M, for --noise-stds.")
 @click.option("--curve", help="Tell delta at each of EPSILON,.. too: the whole guarantee.")
@@ -31,6 +34,7 @@ def epsilon(
     noise_stds: str | None,
     thresholds: str | None,
     accountant: str | None,
+    samples_per_user: str | None,
     curve: str | None,
     gdp_mu: bool,
     as_json: bool,
@@ -42,6 +46,7 @@ def epsilon(
     Example:
       groupclip epsilon --dataset-size 50000 --batch-size 1000 --epochs 5 --noise-multiplier 1.1 --delta 1e-5
       groupclip epsilon --dataset-size 50000 --batch-size 1000 --epochs 5 --noise-stds 1,2 --thresholds 0.5,1
+      groupclip epsilon --dataset-size 50000 --batch-size 1024 --steps 980 --noise-multiplier 1 --samples-per-user 2,4,8
     """
     with arguments_at_fault():
         if (noise_multiplier is None) == (noise_stds is None):
@@ -55,6 +60,8 @@ def epsilon(
         try:
             spent = mechanism.spent(delta=delta, accountant=accountant)
             whole = None if asked is None else search.cost(mechanism, asked, delta)
+            numbers = [] if samples_per_user is None else parse_whole("--samples-per-user", samples_per_user)
+            several = {k: mechanism.spent(delta=delta, accountant=accountant, samples_per_user=k) for k in numbers}
             points = [] if curve is None else parse_numbers("--curve", curve)
             deltas = dict(zip(points, mechanism.delta_curve(points), strict=True))
             mu = mechanism.gdp_mu() if gdp_mu else None
@@ -62,12 +69,19 @@ def epsilon(
             raise ValueError(str(error)) from error
     if as_json:
         searched = {} if asked is None or whole is None else search.facts(asked, whole)
-        more = {"curve": [{"epsilon": e, "delta": d} for e, d in deltas.items()]} if deltas else {}
+        more: dict[str, Any] = {"curve": [{"epsilon": e, "delta": d} for e, d in deltas.items()]} if deltas else {}
+        if several:
+            more["by_samples_of_a_person"] = [
+                {"samples": k, "epsilon": s.epsilon, "accountant": s.accountant, "note": s.note} for k, s in several.items()
+            ]
         print_json(
             {**plan.facts(mechanism, spent), **searched, **more, **({} if mu is None else {"gdp_mu_estimate": mu})}
         )
     else:
         click.echo(plan.text(mechanism, spent))
+        for k, s in several.items():
+            note = f" ({s.note})" if s.note else ""
+            click.echo(f"epsilon           {figure(s.epsilon)} for a person with {k} {mechanism.unit}s, by {s.accountant}{note}")
         if asked is not None and whole is not None:
             click.echo(search.text(asked, whole))
         for point, found in deltas.items():

@@ -1,4 +1,4 @@
-"""Epsilon and delta of repeated Gaussian steps on sampled batches: the only file that imports dp-accounting.
+"""Epsilon and delta of repeated Gaussian steps on sampled batches: with distributions.py, the only file that imports dp-accounting.
 
 Legend: q sample rate, sigma noise multiplier, steps T. One step is the paper's noisy sum of clipped gradients
 (its equation of DP optimizers) over a batch; sigma is the noise over ||(R_1, ..., R_M)||, the most that ONE sample
@@ -23,7 +23,8 @@ from dataclasses import replace
 from functools import lru_cache
 
 from groupclip.privacy.absl_log import quiet
-from groupclip.privacy.loss_width import width
+from groupclip.privacy.distributions import composed
+from groupclip.privacy.loss_width import mixture_tail, width
 from groupclip.privacy.sampled_step import Bounds, Step
 
 SMALLEST_DELTA = 1e-12
@@ -33,9 +34,6 @@ _TAIL = 1e-15  # the mass that dp-accounting cuts off a composed distribution
 _ROUGH_BINS, _FIRST_BINS, _MOST_BINS = 20_000, 5_000, 250_000
 _FIRST_GRID, _COARSEST_GRID = 4e-3, 10.0  # of privacy loss
 _SETTLED = 0.005  # the grid is halved until epsilon moves by less than this share
-# dp-accounting raises an integer to the power T when a distribution has at most 1,000 points: minutes at T =
-# 1e8. Composing blocks of at most this many steps avoids it.
-_BLOCK = 10_000
 # Rounding in fft(p)**T, measured at q = 1 against the closed form: 2e-17 T (T = 1e4) to 6e-17 T (T = 1e6).
 _FFT_ROUNDING = 5e-16
 # Rounding in log A(alpha) of dp-accounting's RDP; matters only where q is so small that it cancels.
@@ -107,10 +105,10 @@ def delta_bounds(step: Step, steps: int, epsilon: float, plan: int) -> Bounds:
 
 def _settle_delta(step: Step, steps: int, epsilon: float, grid: float, finest: float) -> float:
     """Compute delta on ``grid``, halved until delta settles: a grid that serves an epsilon of zero says little of delta."""
-    value = float(_compose(step, steps, grid).get_delta_for_epsilon(epsilon))
+    value = float(composed(step, steps, grid).get_delta_for_epsilon(epsilon))
     while grid / 2 >= finest:
         grid, before = grid / 2, value
-        value = float(_compose(step, steps, grid).get_delta_for_epsilon(epsilon))
+        value = float(composed(step, steps, grid).get_delta_for_epsilon(epsilon))
         if not abs(before - value) > _SETTLED * value:
             break
     return value
@@ -154,7 +152,7 @@ def _exact(step: Step, steps: int, *, epsilon: float = 0.0, delta: float | None 
     import numpy as np
     from scipy.special import log_ndtr
 
-    mu = math.sqrt(steps) / step.one_sided
+    mu = math.sqrt(steps) / step.at_once.one_sided
     with np.errstate(all="ignore"):  # log(0) on the way to a finite answer
         if delta is not None:
             value = float(dp_accounting.get_epsilon_gaussian(1 / mu, delta))
@@ -178,7 +176,7 @@ def _rdp_epsilon(step: Step, steps: int, delta: float, at: tuple[float, ...] | N
 
 def _compose_rdp(step: Step, steps: int, at: tuple[float, ...] | None = None) -> list[tuple[float, float]]:
     """Return (order, divergence after ``steps`` steps), at orders where it is finite."""
-    return [(order, steps * rate) for order, rate in _rdp_curve(step, at) if rate < math.inf]
+    return [(order, steps * rate) for order, rate in _rdp_curve(step.at_once, at) if rate < math.inf]
 
 
 @lru_cache(maxsize=256)
@@ -210,44 +208,8 @@ def _pld_epsilon(step: Step, steps: int, delta: float, grid: float) -> float | N
     import numpy as np  # here: it takes a while, and help needs none of it
 
     with np.errstate(over="ignore"):  # an infinite quotient is an infinite epsilon, and RDP's is taken
-        epsilon = float(_compose(step, steps, grid).get_epsilon_for_delta(delta - rounding))
+        epsilon = float(composed(step, steps, grid).get_epsilon_for_delta(delta - rounding))
     return epsilon if math.isfinite(epsilon) and epsilon >= 0 else None
-
-
-@lru_cache(maxsize=2)  # as _one_step
-def _compose(step: Step, steps: int, grid: float):
-    """Return the distribution of ``steps`` steps, or of up to 0.01 % more: blocks have equal length."""
-    one_step = _one_step(step, grid)
-    blocks = -(-steps // _BLOCK)
-    block = one_step.self_compose(-(-steps // blocks))
-    return block if blocks == 1 else block.self_compose(blocks)
-
-
-@lru_cache(maxsize=3)  # up to 50 MB each
-def _one_step(step: Step, grid: float):
-    import dp_accounting
-    from dp_accounting.pld import privacy_loss_distribution as pld
-
-    relation = {
-        "add-or-remove-one": dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
-        "zero-out": dp_accounting.NeighboringRelation.REPLACE_SPECIAL,
-        "replace-one": dp_accounting.NeighboringRelation.REPLACE_ONE,
-    }[step.adjacency]
-    if step.sampling == "truncated-poisson":
-        return pld.from_truncated_subsampled_gaussian_mechanism(
-            step.dataset_size,
-            step.rate,
-            step.batch,
-            step.sigma,
-            value_discretization_interval=grid,
-            neighboring_relation=relation,
-        )
-    return pld.from_gaussian_mechanism(
-        step.sigma,
-        value_discretization_interval=grid,
-        sampling_prob=step.rate,
-        neighboring_relation=relation,
-    )
 
 
 @lru_cache(maxsize=1024)
@@ -279,11 +241,14 @@ def _grid(step: Step, steps: int, delta: float) -> tuple[float | None, str]:
 def _width(step: Step, steps: int, orders: tuple[float, ...] | None = None) -> float:
     """Estimate the width of the composed distribution in privacy loss; inf if RDP can't tell."""
     tail = _guess_tail(step, steps, orders)
-    return math.inf if tail is None else width(step, tail, _TAIL)
+    return math.inf if tail is None else width(step.at_once, tail, _TAIL)
 
 
 def _guess_tail(step: Step, steps: int, orders: tuple[float, ...] | None = None) -> float | None:
     """Estimate how large the privacy loss gets, by RDP of the neighbours that are added or removed."""
-    poisson = Step(sampling="poisson", adjacency="add-or-remove-one", rate=step.rate, sigma=step.sigma)
+    if step.is_mixture:
+        return mixture_tail(step, steps, _TAIL)
+    worst = step.at_once
+    poisson = Step(sampling="poisson", adjacency="add-or-remove-one", rate=worst.rate, sigma=worst.sigma)
     tail = _rdp_epsilon(poisson, steps, _TAIL, orders)
     return None if tail is None else tail * (2 if step.adjacency == "replace-one" else 1)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from groupclip.arguments import number, positive, whole
 from groupclip.errors import PrivacyViolation
 from groupclip.privacy import accounting, calibration
-from groupclip.privacy.sampled_step import Step, check_accountant, check_combination
+from groupclip.privacy.sampled_step import Step, check_accountant, check_combination, with_samples
 from groupclip.privacy.spent import PrivacySpent, checked_delta, no_figure, spent_by
 
 UNITS = ("sample", "user")
@@ -118,11 +118,14 @@ class Mechanism:
         """Return epsilon at ``delta`` after ``steps`` steps (all by default): see :meth:`spent`."""
         return self.spent(delta=delta, steps=steps).epsilon
 
-    def spent(self, *, delta: float, steps: int | None = None, accountant: str | None = None) -> PrivacySpent:
+    def spent(
+        self, *, delta: float, steps: int | None = None, accountant: str | None = None, samples_per_user: int = 1
+    ) -> PrivacySpent:
         """Return epsilon at ``delta`` after ``steps`` of the planned steps, with every accountant's figure.
 
         Args:
             accountant: "PLD", "RDP" or "exact": that one's figure alone, to compare with others'. By default the smallest.
+            samples_per_user: the figure for a person with so many samples (users, where ``unit`` is "user"), at the same delta.
 
         Raises:
             ValueError: delta outside [1e-12, 1), steps outside [0, self.steps], no noise_multiplier yet, an accountant without
@@ -130,10 +133,15 @@ class Mechanism:
             PrivacyViolation: noise_multiplier is 0.
         """
         delta = checked_delta(delta)
-        steps, step = self._taken(steps), self.step
+        samples = whole("samples_per_user", samples_per_user, least=1)
+        if samples > self.dataset_size:
+            raise ValueError(f"samples_per_user={samples} is more than dataset_size={self.dataset_size}; use at most that many")
+        steps, step = self._taken(steps), with_samples(self.step, samples)
         check_accountant(step, accountant)
         if steps == 0:
-            return PrivacySpent(epsilon=0.0, delta=delta, steps=0, accountant="none", rdp=0.0, pld=0.0)
+            return PrivacySpent(
+                epsilon=0.0, delta=delta, steps=0, accountant="none", rdp=0.0, pld=0.0, samples_per_user=samples
+            )
         return spent_by(step, steps, delta, accounting.epsilon_bounds(step, steps, delta, self.steps), accountant)
 
     def delta(self, *, epsilon: float, steps: int | None = None) -> float:

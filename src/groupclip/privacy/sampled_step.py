@@ -4,7 +4,8 @@
 adds nothing, so the number of samples is public. "replace-one": by one sample being replaced by any other.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 # (sampling, adjacency) -> who can answer. Only what dp-accounting has a sound accountant for.
 ACCOUNTANTS: dict[tuple[str, str], tuple[str, ...]] = {
@@ -31,6 +32,7 @@ REFUSED: dict[tuple[str, str], str] = {
         "dp-accounting has no sound accountant for it; use adjacency='replace-one', whose figure covers zero-out too"
     ),
 }
+_MOST_MIXED = 64  # Gaussians: more take long, and are bounded by at_once
 SAMPLINGS = tuple(dict.fromkeys(sampling for sampling, _ in ACCOUNTANTS))
 ADJACENCIES = tuple(dict.fromkeys(adjacency for _, adjacency in ACCOUNTANTS))
 
@@ -45,6 +47,7 @@ class Step:
         sigma: noise multiplier.
         dataset_size: n; needed only without Poisson sampling.
         batch: the size of a batch drawn without replacement, or the cap of a truncated batch.
+        samples: k, how many samples of one person neighbours differ by; more than 1 with Poisson sampling and full batches.
     """
 
     sampling: str
@@ -53,6 +56,23 @@ class Step:
     sigma: float
     dataset_size: int = 0
     batch: int = 0
+    samples: int = 1
+
+    @property
+    def is_mixture(self) -> bool:
+        """Whether a step is a mixture of Gaussians: each of several samples is there or not, by itself."""
+        return 1 < self.samples <= _MOST_MIXED and self.sampling == "poisson" and self.adjacency != "replace-one"
+
+    @property
+    def at_once(self) -> "Step":
+        """The step in which a person's samples are all there as soon as one is: one sample that counts ``samples`` times.
+
+        It spends at least as much. For the batches without the person are the same ones, and the others move by at most so much.
+        """
+        if self.samples == 1:
+            return self
+        rate = self.rate if self.rate == 1 else -math.expm1(self.samples * math.log1p(-self.rate))
+        return replace(self, samples=1, rate=rate, sigma=self.sigma / self.samples)
 
     @property
     def who(self) -> tuple[str, ...]:
@@ -101,6 +121,23 @@ def check_combination(sampling: str, adjacency: str) -> None:
         raise ValueError(
             f"sampling={sampling!r} with adjacency={adjacency!r} can't be accounted: {REFUSED[sampling, adjacency]}"
         )
+
+
+def counts_several(sampling: str) -> bool:
+    """Return whether a figure for several samples of one person is known with this sampling."""
+    return sampling in ("poisson", "full-batch")
+
+
+def with_samples(step: Step, samples: int) -> Step:
+    """Return the step for a person with so many samples. Raises ValueError where no accountant is known to be sound for it."""
+    if samples == 1:
+        return step
+    if not counts_several(step.sampling):
+        raise ValueError(
+            f"samples_per_user={samples} can't be accounted with sampling={step.sampling!r}: no sound accountant is at hand for "
+            "several samples of one person; use sampling='poisson', or plan with unit='user'"
+        )
+    return replace(step, samples=samples)
 
 
 def check_accountant(step: Step, accountant: str | None) -> None:

@@ -12,6 +12,8 @@ LITTLE_NOISE = (
 )
 _LITTLE_NOISE = "with so little noise a single step may tell whether a sample was in its batch"
 
+_ALL_AT_ONCE = "a person's samples count as if all were drawn as soon as one is: a bound, not a tight one"
+
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacySpent:
@@ -19,7 +21,7 @@ class PrivacySpent:
 
     ``epsilon`` is the smallest of ``exact``, ``rdp`` and ``pld`` (all are upper bounds; None where one can't
     answer). ``accountant`` is "PLD", "RDP", "exact" (full batches) or, before the first step, "none". ``note`` says
-    what limited the figure.
+    what limited the figure. ``samples_per_user`` is how many samples a person has whom the figure is for.
     """
 
     epsilon: float
@@ -30,6 +32,7 @@ class PrivacySpent:
     pld: float | None = None
     exact: float | None = None
     note: str = ""
+    samples_per_user: int = 1
 
 
 def spent_by(step: Step, steps: int, delta: float, found: Bounds, accountant: str | None = None) -> PrivacySpent:
@@ -45,8 +48,14 @@ def spent_by(step: Step, steps: int, delta: float, found: Bounds, accountant: st
         rdp=bounds.rdp,
         pld=bounds.pld,
         exact=bounds.exact,
-        note="; ".join(filter(None, (bounds.note, _LITTLE_NOISE if step.one_sided < LITTLE_NOISE else ""))),
+        note="; ".join(filter(None, (bounds.note, *_notes(step)))),
+        samples_per_user=step.samples,
     )
+
+
+def _notes(step: Step) -> list[str]:
+    loose = step.samples > 1 and step.sampling != "full-batch" and not step.is_mixture
+    return [_LITTLE_NOISE] * (step.one_sided < LITTLE_NOISE) + [_ALL_AT_ONCE] * loose
 
 
 def warn_if_lax(delta: float, dataset_size: int, unit: str) -> None:

@@ -23,6 +23,10 @@ def facts(record: PrivacyRecord) -> list[tuple[str, str]]:
         ("neighbouring data sets", mechanism.adjacency),
         ("epsilon", claimed),
         ("delta", f"{record.delta:g}"),
+        *(
+            (f"epsilon of a person with {k} {mechanism.unit}s, at the same delta", figure(several.epsilon))
+            for k, several in record.spent_by_several.items()
+        ),
         ("mechanism", MECHANISMS[mechanism.sampling]),
         ("dataset size", f"{mechanism.dataset_size:,}"),
         ("expected batch size", f"{mechanism.expected_batch_size:,}"),

@@ -4,6 +4,7 @@ A record holds public facts only. It refuses to exist if the noise that was real
 Every printed figure is rounded against the user: epsilon up.
 """
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,10 +17,13 @@ from groupclip.privacy.allocation import ROUNDING, noise_multiplier_of
 from groupclip.privacy.earlier import EarlierTraining
 from groupclip.privacy.ledger import SAMPLERS, Ledger
 from groupclip.privacy.mechanism import Mechanism
+from groupclip.privacy.sampled_step import counts_several
 from groupclip.privacy.spent import PrivacySpent
 from groupclip.statement.card import model_card as model_card
 from groupclip.statement.terms import MECHANISMS, SAMPLINGS, SCHEMA, UNITS, software
 from groupclip.statement.words import paragraphs
+
+SEVERAL = (2, 4, 8)  # samples of one person, for whom figures are stated too
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,6 +183,21 @@ class PrivacyRecord:
         return None if self.obstacles else self.mechanism.spent(delta=self.delta, steps=self.steps)
 
     @property
+    def spent_by_several(self) -> dict[int, PrivacySpent]:
+        """Number of one person's samples (users, where the unit is a user) -> what is spent for them, at the same ``delta``.
+
+        Empty if no epsilon can be claimed, or no accountant has a finite figure for several samples under the plan.
+        """
+        plan = self.mechanism
+        if self.obstacles or not counts_several(plan.sampling):
+            return {}
+        found = {}
+        for k in (k for k in SEVERAL if k <= plan.dataset_size):
+            with contextlib.suppress(ValueError):  # so little noise that there is no finite figure for so many
+                found[k] = plan.spent(delta=self.delta, steps=self.steps, samples_per_user=k)
+        return found
+
+    @property
     def together(self) -> tuple[float, float] | None:
         """(epsilon, delta) of these steps and the earlier steps on the same weights, if all were on the same data; both add up.
 
@@ -199,6 +218,7 @@ class PrivacyRecord:
             "adjacency": self.mechanism.adjacency,
             "epsilon": None if spent is None else spent.epsilon,
             "delta": self.delta,
+            "epsilon_by_samples_of_a_person": {str(k): spent.epsilon for k, spent in self.spent_by_several.items()},
             "mechanism": MECHANISMS[self.mechanism.sampling],
             "dataset_size": self.mechanism.dataset_size,
             "expected_batch_size": self.mechanism.expected_batch_size,

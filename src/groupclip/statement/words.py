@@ -140,12 +140,24 @@ def _protected(record: PrivacyRecord) -> str:
     if record.mechanism.unit == "user":
         return (
             f"The unit of privacy is {record.unit}. The gradient of a user's mean loss was clipped as one. A person who "
-            f"appears as several users is protected less. {general}"
+            f"appears as several users is protected less{_several(record)}. {general}"
         )
     return (
-        f"The unit of privacy is {record.unit}. A person with k samples in the data is protected less: for "
-        f"them epsilon is k times as large, and delta grows even faster. {general}"
+        f"The unit of privacy is {record.unit}. A person with several samples in the data is protected "
+        f"less{_several(record)}. {general}"
     )
+
+
+def _several(record: PrivacyRecord) -> str:
+    """Tell the figures for a person with several samples, or users."""
+    if not record.spent_by_several:
+        return (
+            f": for one with k {record.mechanism.unit}s epsilon is about k times as large or more at this delta, and no sound "
+            "accountant is known here that tells how large"
+        )
+    told = [f"{figure(spent.epsilon)} for one with {k}" for k, spent in record.spent_by_several.items()]
+    listed = ", ".join(told[:-1]) + " and " * (len(told) > 1) + told[-1]
+    return f": at the same delta, epsilon is {listed} {record.mechanism.unit}s"
 
 
 def _method(record: PrivacyRecord) -> str:
