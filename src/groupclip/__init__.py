@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .engine.public_thresholds import public_thresholds
     from .memory import Plan, plan
     from .noise.grid import HardenedNoise
+    from .privacy.budget import Budget
     from .privacy.mechanism import Mechanism
     from .privacy.selection import calibrate_search, draw_runs, search_cost
     from .privacy.spent import default_delta
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Adaptive",
+    "Budget",
     "BudgetExceeded",
     "CanaryAudit",
     "CheckReport",
@@ -81,6 +83,7 @@ _HOME = {
     "engine.public_thresholds": ("public_thresholds",),
     "memory": ("Plan", "plan"),
     "noise.grid": ("HardenedNoise",),
+    "privacy.budget": ("Budget",),
     "privacy.mechanism": ("Mechanism",),
     "privacy.selection": ("calibrate_search", "draw_runs", "search_cost"),
     "privacy.spent": ("default_delta",),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import groupclip_command
+from groupclip.privacy.budget import Budget
 
 PLAN = ["--dataset-size", "50000", "--batch-size", "1000", "--epochs", "5", "--delta", "1e-5"]
 
@@ -20,10 +21,14 @@ PLAN = ["--dataset-size", "50000", "--batch-size", "1000", "--epochs", "5", "--d
         ["train", "--help"],
         ["epsilon", *PLAN, "--noise-multiplier", "1.1", "--search", "3", "--curve", "1,2", "--samples-per-user", "2"],
         ["calibrate", *PLAN, "--epsilon", "2"],
+        ["budget", "new", "--file", "{folder}/new.budget", "--epsilon", "2", "--delta", "1e-5"],
+        ["budget", "add", "--file", "{folder}/there.budget", *PLAN, "--noise-multiplier", "2"],
     ],
-    ids=["help", "train-help", "epsilon", "calibrate"],
+    ids=["help", "train-help", "epsilon", "calibrate", "budget-new", "budget-add"],
 )
-def test_accounting_and_help_do_not_load_torch(command: list[str]) -> None:
+def test_accounting_and_help_do_not_load_torch(command: list[str], tmp_path: Path) -> None:
+    Budget(tmp_path / "there.budget", epsilon=2, delta=1e-5)
+    command = [part.format(folder=tmp_path) for part in command]
     program = (
         "import sys; from groupclip.cli.app import run; code = run(sys.argv[1:]); print('torch' in sys.modules, code)"
     )

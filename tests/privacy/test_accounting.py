@@ -108,7 +108,7 @@ def test_the_allowance_is_enough_on_a_given_grid(steps, grid):
     assert exact <= accounting._pld_epsilon(step, steps, 1e-11, grid) <= 1.02 * exact
     # and by far, whichever way it goes here
     rounded = distributions.composed(step, steps, grid).get_delta_for_epsilon(exact) - 1e-11
-    assert 0 < abs(rounded) < accounting._FFT_ROUNDING * steps / 4
+    assert 0 < abs(rounded) < accounting.FFT_ROUNDING * steps / 4
 
 
 def test_the_allowance_is_needed():

@@ -20,7 +20,7 @@ class FullDisk:
 
     def __init__(self, monkeypatch) -> None:
         self._full, self._write, self._monkeypatch = False, os.write, monkeypatch
-        monkeypatch.setattr("groupclip.run.files.os.write", self._limited)
+        monkeypatch.setattr("groupclip.durable.os.write", self._limited)
 
     def fill(self) -> None:
         self._full = True
@@ -65,7 +65,7 @@ def test_a_charge_that_the_disk_did_not_take_draws_no_batch(tmp_path, monkeypatc
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return write(descriptor, data)
 
-    monkeypatch.setattr("groupclip.run.files.os.write", full)
+    monkeypatch.setattr("groupclip.durable.os.write", full)
     with pytest.raises(RunFailed, match="no space left on the disk while charging a step"):
         resume(out).train()
     monkeypatch.undo()
@@ -121,7 +121,7 @@ def test_a_failed_write_leaves_the_old_content(tmp_path, monkeypatch, call):
     def fail(*_):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(f"groupclip.run.files.os.{call}", fail)
+    monkeypatch.setattr(f"groupclip.durable.os.{call}", fail)
     with pytest.raises(OSError, match="Input/output error"):
         write_atomically(path, "new")
     assert contents(tmp_path) == {"file": b"old"}
@@ -129,7 +129,7 @@ def test_a_failed_write_leaves_the_old_content(tmp_path, monkeypatch, call):
 
 def test_durable_lines_are_synced_one_by_one(tmp_path, monkeypatch):
     synced = []
-    monkeypatch.setattr("groupclip.run.files.os.fsync", synced.append)
+    monkeypatch.setattr("groupclip.durable.os.fsync", synced.append)
     lines = Lines(tmp_path / "lines", mode=0o600, durable=True)
     for count in (1, 2, 3):
         lines.append("line")

@@ -13,6 +13,7 @@ from ..errors import GroupClipError
 from .audit import audit
 from .bench import bench
 from .bound import bound
+from .budget import budget
 from .calibrate import calibrate
 from .check import check
 from .epsilon import epsilon
@@ -37,7 +38,7 @@ def app() -> None:
     """
 
 
-for command in (train, check, audit, calibrate, epsilon, plan, bound, reproduce, bench):
+for command in (train, check, audit, calibrate, epsilon, budget, plan, bound, reproduce, bench):
     app.add_command(command)
 
 

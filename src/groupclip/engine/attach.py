@@ -10,9 +10,11 @@ from torch.optim import Optimizer
 from ..clipping.adaptive import Adaptive
 from ..clipping.budget import GroupNoise
 from ..clipping.functions import ClipFunction, LossReduction, clip_function
+from ..errors import PrivacyViolation
 from ..noise.sources import NoiseSource, SecureNoise
 from ..partition.choose import partition
 from ..partition.groups import Partition, check_covers
+from ..privacy.budget import Budget, Reservation, reserved
 from ..privacy.mechanism import Mechanism
 from ..privacy.thresholds import Thresholds
 from .checks import check_arguments, check_modules, check_optimizer, check_parameters, noise_multiplier
@@ -31,6 +33,7 @@ def attach(
     allocation: str | Mapping[str, float] = "equal",
     loss_reduction: LossReduction = "none",
     noise: NoiseSource | None = None,
+    budget: Budget | Reservation | None = None,
 ) -> Engine:
     """Make ``model`` and ``optimizer`` train privately.
 
@@ -49,6 +52,8 @@ def attach(
             over all TOKENS of the batch, as many models of Hugging Face give, is not: samples would weigh by each other's
             lengths.
         noise: the source of noise; a new :class:`SecureNoise` by default. One of your own is named in the statement.
+        budget: what all trainings and releases on these data may spend together. The plan's steps are set aside in it, each is
+            charged before it is taken, and ``engine.detach`` frees the rest. To go on with a saved run, ``budget.reopen(name)``.
 
     Guarantee:
         each step's gradient is ``(sum_i g_i^(m) C(g_i^(m); R_m) + s_m N(0, I)) / E[batch size]`` for every group m (the
@@ -58,6 +63,7 @@ def attach(
         It rests on losses of single samples (see :func:`groupclip.check`).
 
     Raises:
+        BudgetExceeded: the plan doesn't fit into the budget.
         CoverageError: a trainable parameter in no group, or not in the optimizer, or the optimizer holds others.
         PrivacyViolation: the model normalises over the batch (BatchNorm in training mode); a mechanism on several processes.
         ValueError, TypeError: arguments that don't fit; nothing is changed then.
@@ -81,4 +87,18 @@ def attach(
     check_parameters(named)
     if optimizer is not None:
         check_optimizer(optimizer, named)
-    return Engine(model, optimizer, partition_, mechanism, clip_, amounts, loss_reduction, source)
+    if budget is not None and not source.secure:
+        raise PrivacyViolation(
+            "noise that a seed reproduces can be subtracted again, so the steps would spend more than the budget counts: leave "
+            "noise= out, or budget="
+        )
+    reservation = reserved(budget, mechanism)
+    try:
+        engine = Engine(model, optimizer, partition_, mechanism, clip_, amounts, loss_reduction, source)
+    except BaseException:
+        if reservation is not None:
+            reservation.close()
+        raise
+    if reservation is not None and engine.ledger is not None:
+        engine.ledger.draw_on(reservation)
+    return engine

@@ -282,6 +282,8 @@ class Engine:
         for group in self._groups:
             group.drop_gate()
         restore(self._slots)
+        if self.ledger is not None:
+            self.ledger.close()  # last: a full disk must not leave hooks
 
     def _require_attached(self) -> None:
         if not self._attached:

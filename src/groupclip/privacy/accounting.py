@@ -19,6 +19,7 @@ Full batches need neither: T steps are one Gaussian mechanism with noise sigma /
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -35,7 +36,7 @@ _ROUGH_BINS, _FIRST_BINS, _MOST_BINS = 20_000, 5_000, 250_000
 _FIRST_GRID, _COARSEST_GRID = 4e-3, 10.0  # of privacy loss
 _SETTLED = 0.005  # the grid is halved until epsilon moves by less than this share
 # Rounding in fft(p)**T, measured at q = 1 against the closed form: 2e-17 T (T = 1e4) to 6e-17 T (T = 1e6).
-_FFT_ROUNDING = 5e-16
+FFT_ROUNDING = 5e-16
 # Rounding in log A(alpha) of dp-accounting's RDP; matters only where q is so small that it cancels.
 _RDP_ROUNDING = 1e-15
 _FEW_ORDERS = (1.2, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 128.0, 256.0, 512.0)
@@ -94,11 +95,11 @@ def delta_bounds(step: Step, steps: int, epsilon: float, plan: int) -> Bounds:
     if "RDP" in step.who and (curve := _compose_rdp(step, steps)):
         orders, divergences = zip(*curve, strict=True)
         renyi = float(rdp.compute_delta(orders, divergences, epsilon)[0])
-    grid, note = _grid(step, plan, max(1e-5, 10 * _FFT_ROUNDING * plan))
+    grid, note = _grid(step, plan, max(1e-5, 10 * FFT_ROUNDING * plan))
     pld = None
     if grid is not None:
         value = _settle_delta(step, steps, epsilon, grid, finest=_width(step, plan) / _MOST_BINS)
-        pld = max(value, 0.0) + _FFT_ROUNDING * steps if math.isfinite(value) else None
+        pld = max(value, 0.0) + FFT_ROUNDING * steps if math.isfinite(value) else None
     exact = _exact(step, steps, epsilon=epsilon) if "exact" in step.who else None
     return Bounds(rdp=renyi, pld=pld, exact=exact, note=note)
 
@@ -144,6 +145,34 @@ def search_epsilon(step: Step, steps: int, delta: float, mean: float, shape: flo
     repeated = rdp._compute_rdp_repeat_and_select(orders, divergences, mean, shape)
     epsilon = float(rdp.compute_epsilon(orders, repeated, delta)[0])
     return epsilon if math.isfinite(epsilon) else None
+
+
+def renyi_epsilon(
+    parts: Sequence[tuple[Step, int]], searches: Sequence[tuple[Step, int, float, float]], delta: float
+) -> float | None:
+    """Return epsilon of steps of several plans, and of searches (step, steps, mean, shape), by the sum of their RDP.
+
+    None if one of them has no RDP, or the sum is finite nowhere.
+    """
+    from dp_accounting.rdp import rdp_privacy_accountant as rdp
+
+    if any("RDP" not in step.who for step, *_ in (*parts, *searches)):
+        return None
+    curves = [dict(_compose_rdp(step, steps)) for step, steps in parts]
+    for step, steps, mean, shape in searches:
+        orders, divergences = zip(*_compose_rdp(step, steps), strict=True)
+        # at orders where it is infinite too
+        curves.append(dict(zip(orders, rdp._compute_rdp_repeat_and_select(orders, divergences, mean, shape), strict=True)))
+    orders = sorted(set.intersection(*map(set, curves)))
+    if not orders:
+        return None
+    epsilon = float(rdp.compute_epsilon(orders, [math.fsum(curve[order] for curve in curves) for order in orders], delta)[0])
+    return epsilon if math.isfinite(epsilon) else None
+
+
+def loss_width(step: Step, steps: int) -> float:
+    """Estimate how wide the privacy loss of so many steps is; inf if that can't be told."""
+    return _width(step, steps)
 
 
 def _exact(step: Step, steps: int, *, epsilon: float = 0.0, delta: float | None = None) -> float | None:
@@ -202,7 +231,7 @@ def _rdp_curve(step: Step, at: tuple[float, ...] | None = None) -> tuple[tuple[f
 
 @lru_cache(maxsize=4096)
 def _pld_epsilon(step: Step, steps: int, delta: float, grid: float) -> float | None:
-    rounding = _FFT_ROUNDING * steps
+    rounding = FFT_ROUNDING * steps
     if delta <= 2 * rounding:
         return None
     import numpy as np  # here: it takes a while, and help needs none of it
@@ -218,7 +247,7 @@ def _grid(step: Step, steps: int, delta: float) -> tuple[float | None, str]:
     if "PLD" not in step.who:
         return None, ""
     instead = "; RDP alone" if "RDP" in step.who else ""
-    if delta <= 2 * _FFT_ROUNDING * steps:
+    if delta <= 2 * FFT_ROUNDING * steps:
         return None, f"delta={delta:g} is below what PLD resolves in {steps:,} steps{instead}"
     width = _width(step, steps)
     finest = width / _MOST_BINS

@@ -25,12 +25,24 @@ def composed(step: Step, steps: int, grid: float):
     return block if blocks == 1 else block.self_compose(blocks)
 
 
-def together(parts: Sequence[tuple[Step, int]], grid: float):
-    """Return the distribution of all steps of all ``parts``, each a (step, number of steps)."""
-    first, *others = (composed(step, steps, grid) for step, steps in parts)
-    for other in others:
-        first = first.compose(other)
-    return first
+def epsilon_together(
+    parts: Sequence[tuple[Step, int]], guarantees: Sequence[tuple[float, float]], delta: float, grid: float
+) -> float:
+    """Return epsilon at ``delta`` of all steps of ``parts`` (step, number) and of ``guarantees`` (epsilon, delta) together."""
+    import numpy as np
+    from dp_accounting.pld import common
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    losses = [composed(step, steps, grid) for step, steps in parts]
+    losses += [
+        pld.from_privacy_parameters(common.DifferentialPrivacyParameters(*given), value_discretization_interval=grid)
+        for given in guarantees
+    ]
+    whole = losses[0]
+    for loss in losses[1:]:
+        whole = whole.compose(loss)
+    with np.errstate(over="ignore"):
+        return float(whole.get_epsilon_for_delta(delta))
 
 
 @lru_cache(maxsize=3)  # up to 50 MB each

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from groupclip.errors import BudgetExceeded, PrivacyViolation
+from groupclip.privacy.budget import Reservation
 from groupclip.privacy.mechanism import Mechanism
 from groupclip.privacy.spent import PrivacySpent
 
@@ -20,6 +21,16 @@ class Ledger:
         self._mechanism = mechanism
         self._steps: dict[str, int] = {sampler: 0 for sampler in SAMPLERS}
         self._void = ""
+        self._reservation: Reservation | None = None
+
+    def draw_on(self, reservation: Reservation) -> None:
+        """Charge every step to a budget from now on, before it is counted here."""
+        self._reservation = reservation
+
+    def close(self) -> None:
+        """Take no more steps: what was set aside for them in a budget is free again."""
+        if self._reservation is not None:
+            self._reservation.close()
 
     def __repr__(self) -> str:
         return f"Ledger({self.steps} of {self.mechanism.steps} steps, sampling: {self.sampling})"
@@ -59,6 +70,8 @@ class Ledger:
         if sampling not in SAMPLERS:
             raise ValueError(f"sampling={sampling!r} must be one of {', '.join(SAMPLERS)}")
         self.check()
+        if self._reservation is not None:
+            self._reservation.charge(sampling)
         self._steps[sampling] += 1
 
     @property
@@ -106,11 +119,12 @@ class Ledger:
             "mechanism": self.mechanism.to_dict(),
             "plan_hash": self.mechanism.plan_hash,
             "steps": dict(self._steps),
+            **({} if self._reservation is None else {"budget": self._reservation.name}),
         }
 
     def steps_in(self, state: Mapping[str, object]) -> int:
         """Return the number of steps that a saved ledger counts. Raises ValueError for what isn't one."""
-        if set(state) != _KEYS:
+        if set(state) - {"budget"} != _KEYS:
             raise ValueError(f"not the state of a ledger: its keys are {sorted(state)}, they should be {sorted(_KEYS)}")
         return sum(_counts(state["steps"]).values())
 
@@ -123,12 +137,17 @@ class Ledger:
                 would make epsilon come out too small.
             BudgetExceeded: more steps than the plan has.
         """
-        if set(state) != _KEYS or state["version"] != 1:
+        if set(state) - {"budget"} != _KEYS or state["version"] != 1:
             raise ValueError(
                 f"not the state of a ledger (version 1): its keys are {sorted(state)}, they should be "
                 f"{sorted(_KEYS)}; pass what Ledger.state_dict() returned"
             )
         steps = _counts(state["steps"])
+        if "budget" in state and (self._reservation is None or self._reservation.name != state["budget"]):
+            raise PrivacyViolation(
+                f"the saved run draws on a budget, as its entry {state['budget']}, and this engine doesn't: its steps would be "
+                f"charged to nothing, or twice. Attach with budget=gc.Budget(path).reopen({state['budget']!r})"
+            )
         self._same_plan(state["mechanism"], state["plan_hash"])
         if sum(steps.values()) > self.mechanism.steps:
             raise BudgetExceeded(

@@ -55,6 +55,15 @@ def search_cost(
     )
 
 
+def checked_search(
+    mean_runs: float, law: str | float, mechanism: Mechanism | None = None
+) -> tuple[float, float]:
+    """Return mean and shape of the number of runs. ValueError as :func:`search_cost`."""
+    if mechanism is not None:
+        search_cost(mechanism, delta=1e-5, mean_runs=mean_runs, law=law)
+    return _mean(mean_runs), _law(law)
+
+
 def calibrate_search(
     mechanism: Mechanism, *, epsilon: float, delta: float, mean_runs: float, law: str | float = "geometric"
 ) -> Mechanism:

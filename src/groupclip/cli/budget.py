@@ -1,0 +1,125 @@
+"""``groupclip budget``: what all trainings and releases on one data set have spent together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..privacy.budget import Budget
+from ..privacy.entries import Entry
+from ..privacy.figures import figure
+from ..privacy.sampled_step import ADJACENCIES
+from . import plan, search
+from .arguments import arguments_at_fault, print_json
+
+_FILE = click.option(
+    "--file", required=True, type=click.Path(dir_okay=False, path_type=Path), help="Name the file that holds the budget."
+)
+
+
+@click.group()
+def budget() -> None:
+    """Keep what all releases on one data set may spend together, in one file.
+
+    \b
+    Example:
+      groupclip budget new --file patients.budget --epsilon 3 --delta 1e-6
+      groupclip budget show --file patients.budget
+    """
+
+
+@budget.command()
+@_FILE
+@click.option("--epsilon", type=float, required=True, help="Set the epsilon that everything together may spend.")
+@click.option("--delta", type=float, required=True, help="Set the delta of it.")
+@click.option(
+    "--adjacency", type=click.Choice(ADJACENCIES), help="Choose which data sets are neighbours. Default: add-or-remove-one."
+)
+@click.option("--unit", type=click.Choice(plan.UNITS), help="Choose who is protected. Default: sample.")
+def new(file: Path, **facts: Any) -> None:
+    """Write the file of a new budget.
+
+    \b
+    Example:
+      groupclip budget new --file patients.budget --epsilon 3 --delta 1e-6
+    """
+    with arguments_at_fault():
+        if file.exists():
+            raise ValueError(f"{file} is there already: a budget is begun once; see groupclip budget show --file {file}")
+        Budget(file, **facts)
+
+
+@budget.command()
+@_FILE
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def show(file: Path, as_json: bool) -> None:
+    """Tell what was spent, what is set aside, and for what.
+
+    \b
+    Example:
+      groupclip budget show --file patients.budget
+    """
+    with arguments_at_fault():
+        found = Budget(file)
+        _tell(found, as_json)
+
+
+@budget.command()
+@_FILE
+@plan.plan_options
+@click.option("--noise-multiplier", type=float, required=True, help="Set sigma, the noise over the sensitivity of a step.")
+@search.search_options
+@click.option("--label", default="", help="Name what is released.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def add(file: Path, noise_multiplier: float, label: str, as_json: bool, **given: Any) -> None:
+    """Count a release that groupclip doesn't make itself, before it is made. It is refused if the budget has not enough left.
+
+    \b
+    Example:
+      groupclip budget add --file p.budget --dataset-size 900 --batch-size 900 --sampling full-batch --steps 1 --noise-multiplier 20
+    """
+    with arguments_at_fault():
+        found = Budget(file)
+        given["adjacency"] = given["adjacency"] or found.adjacency
+        given["delta"] = found.delta if given["delta"] is None else given["delta"]
+        mechanism, _ = plan.plan(given, noise_multiplier)
+        asked = search.taken(given, None)
+        if asked is None:
+            found.add(mechanism, label=label)
+        else:
+            found.add_search(mechanism, label=label, **asked)
+        _tell(found, as_json)
+
+
+def _tell(found: Budget, as_json: bool) -> None:
+    spent, committed = found.spent(), found.committed()
+    if as_json:
+        print_json(
+            {
+                "epsilon": found.epsilon, "delta": found.delta, "adjacency": found.adjacency, "unit": found.unit,
+                "spent": spent.epsilon, "set_aside": committed.epsilon, "accountant": committed.accountant, "note": spent.note,
+                "entries": [
+                    {"id": e.name, "label": e.label, "taken": e.taken, "planned": e.planned, "open": e.is_open}
+                    for e in found.entries
+                ],
+            }
+        )  # fmt: skip
+        return
+    click.echo(f"budget            epsilon {found.epsilon:g} at delta {found.delta:g}, {found.adjacency}, unit {found.unit}")
+    click.echo(f"spent             {figure(spent.epsilon)}, by {spent.accountant}")
+    click.echo(f"with open steps   {figure(committed.epsilon)}: what open entries may still take is set aside for them")
+    if spent.note:
+        click.echo(f"note              {spent.note}")
+    for entry in found.entries:
+        click.echo(f"{entry.name}      {_what(entry)}{f': {entry.label}' if entry.label else ''}")
+
+
+def _what(entry: Entry) -> str:
+    if entry.given is not None:
+        return f"a release of epsilon {entry.given[0]:g} at delta {entry.given[1]:g}"
+    assert entry.mechanism is not None
+    if entry.search is not None:
+        return f"the best of about {entry.search[0]:g} runs of {entry.planned:,} steps"
+    return f"{entry.taken:,} of {entry.planned:,} steps, {'open' if entry.is_open else 'closed'}"

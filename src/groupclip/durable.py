@@ -1,0 +1,132 @@
+"""Writing files so that a crash at any moment leaves the old content or the new one, never a part of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from .errors import PrivacyViolation
+
+PUBLIC = 0o644  # less what the umask takes
+SECRET = 0o600
+
+
+def write_atomically(path: Path, content: bytes | str, mode: int = PUBLIC) -> None:
+    """Replace ``path`` by ``content``: temporary file beside it, fsync, rename, fsync of the folder.
+
+    Raises:
+        OSError: as the system says; ``path`` is then what it was, and no temporary file is left.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    try:
+        try:
+            _write_all(descriptor, data)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames and new names in ``folder`` survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class Lines:
+    """A file that grows by whole lines. ``durable``: each is on the disk before :meth:`append` returns."""
+
+    def __init__(self, path: Path, *, mode: int, durable: bool) -> None:
+        self.path = path
+        self._durable = durable
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, mode)
+
+    def append(self, line: str) -> None:
+        """Add one line (without its end). Raises OSError; then a part of the line may be in the file."""
+        _write_all(self._descriptor, (line + "\n").encode())
+        if self._durable:
+            os.fsync(self._descriptor)
+
+    def in_place(self) -> bool:
+        """Return whether what is written goes to the file that others read under this name."""
+        return is_file_of(self.path, self._descriptor)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def is_file_of(path: Path, descriptor: int) -> bool:
+    """Return whether ``path`` still names what was opened: not after it was deleted, replaced or moved."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]  # a full disk or a signal may cut a write short
+
+
+class LockedLines:
+    """A file of lines that several processes read and add to, in turn. Each line is on the disk before :meth:`append` returns."""
+
+    def __init__(self, path: Path, *, mode: int) -> None:
+        self.path = path
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, mode)
+        self._read = 0  # bytes of whole lines
+        self._threads = threading.RLock()
+        sync_folder(path.parent)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[list[bytes]]:
+        """Hold the file alone, and give the lines that are new since the last time. What was cut off of a line is removed.
+
+        Raises:
+            PrivacyViolation: the file was deleted, replaced or made shorter.
+        """
+        import fcntl  # here: the package is imported on systems that have none
+
+        with self._threads:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)  # the system lets go of it if the process dies
+            try:
+                size = os.fstat(self._descriptor).st_size
+                if not is_file_of(self.path, self._descriptor) or size < self._read:
+                    raise PrivacyViolation(
+                        f"{self.path} isn't the file any more that was opened: it was deleted, replaced or made shorter. "
+                        "Put it back and open it again; what was added meanwhile must not be lost"
+                    )
+                data = os.pread(self._descriptor, size - self._read, self._read)
+                *lines, cut = data.split(b"\n")
+                if cut:
+                    os.ftruncate(self._descriptor, size - len(cut))
+                    os.fsync(self._descriptor)
+                self._read = size - len(cut)
+                yield lines
+            finally:
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+    def append(self, line: str) -> None:
+        """Add one line, inside :meth:`locked`. Raises OSError; then others see nothing of the line."""
+        data = (line + "\n").encode()
+        _write_all(self._descriptor, data)
+        os.fsync(self._descriptor)
+        self._read += len(data)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError, OSError):
+            os.close(self._descriptor)

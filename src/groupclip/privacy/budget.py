@@ -1,0 +1,300 @@
+"""A privacy budget that outlives a run: every training and release on one data set, in one file, as one figure.
+
+The file grows by whole lines of JSON. The first says what may be spent; each other one opens an entry, counts a step of one, closes
+one or opens it again. Every line is written and synced under a lock on the file, after what others wrote meanwhile was read. So two
+processes can't both spend the last of it, and what was charged is charged whatever kills the process. A line that was cut off (a
+full disk, a crash) was never acknowledged: nothing was released on the strength of it, and the next line takes its place.
+
+An open entry counts with all steps that it planned, so nobody else can spend them. A closed one counts with the steps taken.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from groupclip.arguments import number, positive, whole
+from groupclip.durable import SECRET, LockedLines
+from groupclip.errors import BudgetExceeded, PrivacyViolation
+from groupclip.privacy import entries
+from groupclip.privacy.entries import Entry
+from groupclip.privacy.mechanism import UNITS, Mechanism
+from groupclip.privacy.sampled_step import ADJACENCIES
+from groupclip.privacy.spent import PrivacySpent, checked_delta
+
+_VERSION = 1
+
+
+class Budget:
+    """What may be spent on one data set, and what was, in a file; :class:`groupclip.Mechanism` says what a training spends.
+
+    Args:
+        path: of the file. It is made if it isn't there, and ``epsilon`` is needed then. Keep it beside the data, and never copy it
+            to go on from the copy: both would be spent.
+        epsilon, delta: what all releases together may spend. Of a file that is there they may be left out, or must be the same.
+        adjacency, unit: what neighbouring data sets differ by, in every entry.
+
+    Guarantee:
+        the releases of all entries together are (``epsilon``, ``delta``) differentially private, composed by their privacy loss
+        distributions, where each was made as its entry says and all of them were entered.
+
+    Raises:
+        ValueError: wrong arguments, or a file of another budget.
+        PrivacyViolation: the file is damaged.
+        OSError: the file can't be read or written.
+    """
+
+    def __init__(
+        self, path: str | Path, *, epsilon: float | None = None, delta: float | None = None,
+        adjacency: str | None = None, unit: str | None = None,
+    ) -> None:  # fmt: skip
+        self.path = Path(path)
+        for name, value, known in (("adjacency", adjacency, ADJACENCIES), ("unit", unit, UNITS)):
+            if value is not None and value not in known:
+                raise ValueError(f"{name}={value!r} is unknown; use one of {', '.join(known)}")
+        asked = {
+            "epsilon": None if epsilon is None else positive("epsilon", epsilon),
+            "delta": None if delta is None else checked_delta(delta),
+            "adjacency": adjacency,
+            "unit": unit,
+        }
+        if not self.path.exists() and (epsilon is None or delta is None):
+            raise ValueError(f"{self.path} isn't there: pass epsilon= and delta= to begin a budget, or the path of one")
+        self._lines = LockedLines(self.path, mode=SECRET)
+        self._head: dict[str, Any] | None = None
+        self._unread: list[bytes] = []
+        self._entries: dict[str, Entry] = {}
+        with self._locked():
+            if self._head is None:
+                usual = {**asked, "adjacency": adjacency or ADJACENCIES[0], "unit": unit or UNITS[0]}
+                self._write({"groupclip_budget": _VERSION, **usual})
+        assert self._head is not None
+        differing = [name for name, value in asked.items() if value is not None and value != self._head[name]]
+        if differing:
+            raise ValueError(
+                f"{self.path} is a budget of {', '.join(f'{name}={self._head[name]!r}' for name in differing)}; leave these "
+                "arguments out, or begin another budget for other data"
+            )
+
+    @property
+    def epsilon(self) -> float:
+        """What may be spent at :attr:`delta`."""
+        return self._facts["epsilon"]
+
+    @property
+    def delta(self) -> float:
+        return self._facts["delta"]
+
+    @property
+    def adjacency(self) -> str:
+        return self._facts["adjacency"]
+
+    @property
+    def unit(self) -> str:
+        return self._facts["unit"]
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """Return all entries as the file has them now."""
+        with self._locked():
+            return tuple(self._entries.values())
+
+    def spent(self, *, delta: float | None = None) -> PrivacySpent:
+        """Return what all steps that were taken and all releases have spent together, at the budget's delta by default."""
+        return self._figure(self.entries, delta, taken=True)
+
+    def committed(self, *, delta: float | None = None) -> PrivacySpent:
+        """Return the same with all steps that open entries may still take: what no other entry can spend."""
+        return self._figure(self.entries, delta, taken=False)
+
+    def add(self, mechanism: Mechanism, *, steps: int | None = None, label: str = "") -> str:
+        """Enter ``steps`` steps of ``mechanism`` (all by default) before they are released; return the name of the entry.
+
+        A noisy count or an evaluation is a mechanism with full batches and one step.
+
+        Raises:
+            BudgetExceeded: everything together would spend more than the budget. Nothing is entered then.
+            ValueError: another adjacency or unit than the budget's.
+        """
+        count = mechanism.steps if steps is None else whole("steps", steps, least=1)
+        mechanism.spent(delta=self.delta, steps=count)  # refuses what has no figure
+        return self._enter(entries.steps_of(self._fitting(mechanism), label=label, taken=count))
+
+    def add_search(self, mechanism: Mechanism, *, mean_runs: float, law: str | float = "geometric", label: str = "") -> str:
+        """Enter a search, the best of a random number of runs of ``mechanism``: see :func:`groupclip.search_cost`, :meth:`add`."""
+        return self._enter(entries.search_of(self._fitting(mechanism), mean_runs, law, label=label))
+
+    def add_guarantee(self, *, epsilon: float, delta: float, label: str = "") -> str:
+        """Enter a release that somebody else computed an (epsilon, delta) for, under this adjacency and unit. As :meth:`add`."""
+        epsilon, delta = positive("epsilon", epsilon), number("delta", delta)
+        if not 0 <= delta < 1:
+            raise ValueError(f"delta={delta!r} must be in [0, 1)")
+        return self._enter(entries.guarantee_of(epsilon, delta, label=label))
+
+    def reserve(self, mechanism: Mechanism, *, label: str = "") -> Reservation:
+        """Set all steps of ``mechanism`` aside, and charge them one by one: :func:`groupclip.attach` does so. As :meth:`add`."""
+        mechanism.spent(delta=self.delta)
+        made = entries.steps_of(self._fitting(mechanism), label=label, taken=0, is_open=True)
+        return Reservation(self, self._enter(made), mechanism)
+
+    def reopen(self, name: str) -> Reservation:
+        """Go on with the training of an entry, as ``engine.state_dict()["ledger"]["budget"]`` names it.
+
+        Steps that were charged stay charged, also those whose updates were lost in a crash: it has only the rest of its plan.
+
+        Raises:
+            BudgetExceeded: the rest of its steps doesn't fit into the budget any more.
+            ValueError: there is no such training.
+        """
+        with self._locked():
+            entry = self._training(name)
+            if not entry.is_open:
+                self._admit({**self._entries, name: entry.reopened()})
+                self._write({"id": name, "open": True})
+        return Reservation(self, name, entry.mechanism)
+
+    def close(self, name: str) -> None:
+        """Free the steps that an open entry has not taken. Close one of another process only if that process is gone."""
+        with self._locked():
+            if self._training(name).is_open:
+                self._write({"id": name, "open": False})
+
+    def taken(self, name: str) -> int:
+        """Return how many steps of an entry were charged."""
+        with self._locked():
+            return self._training(name).taken
+
+    def charge(self, name: str, *, sampling: str = "groupclip") -> int:
+        """Charge one step of an open entry, durably, and return its number. After an error: don't take it.
+
+        Args:
+            sampling: who drew the batch, "groupclip" or "user".
+
+        Raises:
+            BudgetExceeded: all steps of the entry were charged, or it was closed.
+            OSError: the disk doesn't take it.
+            PrivacyViolation: the file was deleted, replaced or damaged.
+        """
+        with self._locked():
+            entry = self._training(name)
+            if not entry.is_open or entry.taken >= entry.planned:
+                raise BudgetExceeded(
+                    f"entry {name} of {self.path} has {entry.taken} of {entry.planned} steps charged"
+                    + ("" if entry.is_open else " and was closed")
+                    + ": one more was never set aside for it. Plan a training with more steps, and attach it to the budget"
+                )
+            self._write({"id": name, "taken": entry.taken + 1, "sampling": sampling})
+            return entry.taken + 1
+
+    def _enter(self, made: Mapping[str, Any]) -> str:
+        name = uuid.uuid4().hex[:12]
+        line = {"id": name, **made}
+        with self._locked():
+            self._admit({**self._entries, name: Entry.from_line(line)})
+            self._write(line)
+        return name
+
+    def _admit(self, after: Mapping[str, Entry]) -> None:
+        amount = self._figure(tuple(after.values()), None, taken=False).epsilon
+        if not amount <= self.epsilon:
+            before = self._figure(tuple(self._entries.values()), None, taken=False).epsilon
+            raise BudgetExceeded(
+                f"{self.path} allows epsilon={self.epsilon:g} at delta={self.delta:g}, {before:.4g} of it is spent or set aside, "
+                f"and with this entry it would be {amount:.4g}. Take more noise or fewer steps, close entries that take no more "
+                "steps, or publish nothing more of these data"
+            )
+
+    def _figure(self, all_of_them: tuple[Entry, ...], delta: float | None, *, taken: bool) -> PrivacySpent:
+        delta = self.delta if delta is None else checked_delta(delta)
+        epsilon, who = entries.together(all_of_them, delta, taken=taken)
+        steps = sum(entry.taken if taken else entry.counted for entry in all_of_them)
+        theirs = sum(entry.theirs for entry in all_of_them)
+        note = f"{theirs} steps were on batches that groupclip didn't draw: the figure holds if they were drawn as planned"
+        return PrivacySpent(epsilon=epsilon, delta=delta, steps=steps, accountant=who, note=note if theirs else "")
+
+    def _fitting(self, mechanism: Mechanism) -> Mechanism:
+        if (mechanism.adjacency, mechanism.unit) != (self.adjacency, self.unit):
+            raise ValueError(
+                f"the mechanism has adjacency={mechanism.adjacency!r} and unit={mechanism.unit!r}, and {self.path} is a budget of "
+                f"{self.adjacency!r} and {self.unit!r}: figures of different neighbours don't add up; plan it as the budget"
+            )
+        return mechanism
+
+    def _training(self, name: str) -> Entry:
+        entry = self._entries.get(name)
+        if entry is None or entry.mechanism is None or entry.search is not None:
+            raise ValueError(f"{self.path} has no training {name!r}; its entries are {', '.join(self._entries) or 'none'}")
+        return entry
+
+    @property
+    def _facts(self) -> dict[str, Any]:
+        assert self._head is not None
+        return self._head
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with self._lines.locked() as news:
+            self._unread += news
+            while self._unread:  # a damaged line stays, and is met again
+                self._take(self._unread[0])
+                del self._unread[0]
+            yield
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        text = json.dumps(line, allow_nan=False)
+        self._lines.append(text)
+        self._take(text.encode())
+
+    def _take(self, line: bytes) -> None:
+        """Take in a line of the file."""
+        try:
+            told = json.loads(line)
+            if self._head is None:
+                if told["groupclip_budget"] != _VERSION:
+                    raise ValueError("another version")
+                self._head = {name: told[name] for name in ("epsilon", "delta", "adjacency", "unit")}
+                if not math.isfinite(self._head["epsilon"] + self._head["delta"]):
+                    raise ValueError("not finite")
+            else:
+                entries.take(self._entries, told)
+        except (ValueError, KeyError, TypeError) as error:
+            raise PrivacyViolation(
+                f"{self.path} is damaged at the line {line[:80].decode(errors='replace')!r}: what was spent can't be told. Restore "
+                "it, or publish nothing more of these data"
+            ) from error
+
+
+class Reservation:
+    """Steps that were set aside for one training: :meth:`charge` one before it is taken."""
+
+    def __init__(self, budget: Budget, name: str, mechanism: Mechanism | None) -> None:
+        assert mechanism is not None
+        self.budget, self.name, self.mechanism = budget, name, mechanism
+
+    def charge(self, sampling: str) -> int:
+        """Charge one step: :meth:`Budget.charge`."""
+        return self.budget.charge(self.name, sampling=sampling)
+
+    def close(self) -> None:
+        """Free the rest: :meth:`Budget.close`."""
+        self.budget.close(self.name)
+
+
+def reserved(budget: Budget | Reservation | None, mechanism: Mechanism | None) -> Reservation | None:
+    """Return the steps of ``mechanism``, set aside in a budget. ValueError or TypeError for a reservation of another plan."""
+    if budget is None:
+        return None
+    if mechanism is None:
+        raise ValueError("budget= is for a private training: pass a mechanism, or leave the budget out")
+    if isinstance(budget, Budget):
+        return budget.reserve(mechanism)
+    if not isinstance(budget, Reservation):
+        raise TypeError(f"budget={budget!r} must be a groupclip.Budget, or what budget.reopen returned")
+    if budget.mechanism != mechanism:
+        raise ValueError("the reservation is of another plan: attach with the mechanism of the training that goes on")
+    return budget

@@ -1,0 +1,115 @@
+"""The entries of a budget: what its lines say, and what they spend together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from groupclip.privacy.composition import composed_epsilon
+from groupclip.privacy.mechanism import Mechanism
+from groupclip.privacy.selection import checked_search
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One training or release.
+
+    Args:
+        name: by which lines of the file speak of it.
+        label: what a person called it.
+        mechanism: its plan; None for a guarantee that was given.
+        taken: how many steps were charged.
+        theirs: how many of them were on batches that groupclip didn't draw.
+        is_open: it may take the rest of its steps.
+        search: mean and shape of the number of runs, of which the best is released.
+        given: (epsilon, delta) that somebody else computed.
+    """
+
+    name: str
+    label: str = ""
+    mechanism: Mechanism | None = None
+    taken: int = 0
+    theirs: int = 0
+    is_open: bool = False
+    search: tuple[float, float] | None = None
+    given: tuple[float, float] | None = None
+
+    @property
+    def planned(self) -> int:
+        """The number of steps that it may take in all."""
+        return 0 if self.mechanism is None else self.mechanism.steps
+
+    @property
+    def counted(self) -> int:
+        """The number of steps that nobody else can spend."""
+        return self.planned if self.is_open else self.taken
+
+    def reopened(self) -> Entry:
+        return replace(self, is_open=True)
+
+    @classmethod
+    def from_line(cls, told: Mapping[str, Any]) -> Entry:
+        """Read the line that begins an entry. Raises ValueError, KeyError or TypeError if it doesn't."""
+        if "guarantee" in told:
+            epsilon, delta = (float(value) for value in told["guarantee"])
+            return cls(name=told["id"], label=told["label"], given=(epsilon, delta))
+        mechanism = Mechanism.from_dict(told["mechanism"])
+        if "search" in told:
+            mean, law = told["search"]
+            return cls(
+                name=told["id"], label=told["label"], mechanism=mechanism, taken=mechanism.steps, search=checked_search(mean, law)
+            )
+        return cls(
+            name=told["id"],
+            label=told["label"],
+            mechanism=mechanism,
+            taken=_count(told["taken"], mechanism.steps),
+            is_open=bool(told["open"]),
+        )
+
+
+def steps_of(mechanism: Mechanism, *, label: str, taken: int, is_open: bool = False) -> dict[str, Any]:
+    """Return the line of a training."""
+    return {"label": str(label), "mechanism": mechanism.to_dict(), "taken": taken, "open": is_open}
+
+
+def search_of(mechanism: Mechanism, mean_runs: float, law: str | float, *, label: str) -> dict[str, Any]:
+    """Return the line of a search. Raises ValueError as :func:`groupclip.search_cost`."""
+    mean, _ = checked_search(mean_runs, law, mechanism)
+    return {"label": str(label), "mechanism": mechanism.to_dict(), "search": [mean, law]}
+
+
+def guarantee_of(epsilon: float, delta: float, *, label: str) -> dict[str, Any]:
+    """Return the line of a release that is (epsilon, delta) private."""
+    return {"label": str(label), "guarantee": [epsilon, delta]}
+
+
+def take(known: dict[str, Entry], told: Mapping[str, Any]) -> None:
+    """Take one line into ``known``. Raises ValueError, KeyError or TypeError if it fits no entry."""
+    name = told["id"]
+    entry = known.get(name)
+    if entry is None:
+        known[name] = Entry.from_line(told)
+    elif set(told) == {"id", "taken", "sampling"}:
+        if not entry.is_open or told["taken"] != entry.taken + 1:
+            raise ValueError("a step out of turn")
+        theirs = entry.theirs + (told["sampling"] != "groupclip")
+        known[name] = replace(entry, taken=_count(told["taken"], entry.planned), theirs=theirs)
+    elif set(told) == {"id", "open"} and type(told["open"]) is bool:
+        known[name] = replace(entry, is_open=told["open"])
+    else:
+        raise ValueError("neither a step nor an end")
+
+
+def together(entries: Sequence[Entry], delta: float, *, taken: bool) -> tuple[float, str]:
+    """Return epsilon at ``delta`` of all entries and whose figure it is: of the steps taken, or of all that may be."""
+    trainings = [(e.mechanism.step, e.taken if taken else e.counted) for e in entries if e.mechanism and not e.search]
+    searches = [(e.mechanism.step, e.mechanism.steps, *e.search) for e in entries if e.mechanism and e.search]
+    return composed_epsilon(trainings, searches, [e.given for e in entries if e.given], delta)
+
+
+def _count(value: object, most: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+        raise ValueError(f"{value!r} steps of {most}")
+    return value

@@ -1,0 +1,126 @@
+"""Engines that draw on one budget: one figure for parts of a model, and no step that wasn't set aside."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import groupclip as gc
+from groupclip.errors import BudgetExceeded, PrivacyViolation
+from groupclip.noise.sources import InsecureNoise
+
+PLAN = gc.Mechanism(dataset_size=40, expected_batch_size=8, steps=4, noise_multiplier=3.0)
+DATA = torch.utils.data.TensorDataset(torch.randn(40, 3, generator=torch.Generator().manual_seed(0)))
+
+
+@pytest.fixture
+def budget(tmp_path: Path) -> gc.Budget:
+    return gc.Budget(tmp_path / "data.budget", epsilon=8.0, delta=1e-5)
+
+
+def attached(budget, mechanism=PLAN, **changed):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return model, optimizer, gc.attach(model, optimizer, "all-layer", mechanism, budget=budget, **changed)
+
+
+def train(model, optimizer, engine, steps: int, start: int = 0) -> None:
+    for number, batch in enumerate(gc.poisson_batches(DATA, PLAN, start=start)):
+        if number == steps:
+            return
+        optimizer.zero_grad()
+        for (x,) in batch:
+            engine.backward(model(x).square().sum(1))
+        optimizer.step()
+
+
+def test_two_engines_are_one_figure(budget):
+    first, second = attached(budget), attached(budget)
+    train(*first, 4)
+    train(*second, 4)
+    for _, _, engine in (first, second):
+        engine.detach()
+    twice = gc.Mechanism(dataset_size=40, expected_batch_size=8, steps=8, noise_multiplier=3.0)
+    spent = budget.spent()
+    assert (spent.epsilon, spent.steps, spent.note) == (twice.epsilon(delta=1e-5), 8, "")
+    assert spent.epsilon < 2 * PLAN.epsilon(delta=1e-5)
+
+
+def test_a_step_is_charged_before_it_is_taken_and_detach_frees_the_rest(budget):
+    model, optimizer, engine = attached(budget)
+    train(model, optimizer, engine, 2)
+    (entry,) = budget.entries
+    assert (entry.taken, entry.planned, entry.is_open) == (2, 4, True)
+    engine.detach()
+    assert budget.committed().steps == 2
+
+
+def test_a_plan_that_does_not_fit_is_not_attached(tmp_path):
+    small = gc.Budget(tmp_path / "small", epsilon=0.5 * PLAN.epsilon(delta=1e-5), delta=1e-5)
+    model = torch.nn.Linear(3, 2)
+    with pytest.raises(BudgetExceeded, match="with this entry it would be"):
+        gc.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), "all-layer", PLAN, budget=small)
+    assert type(model.weight) is torch.nn.Parameter and not small.entries
+
+
+def test_a_step_that_cannot_be_charged_moves_nothing(budget):
+    model, optimizer, engine = attached(budget)
+    budget.close(budget.entries[0].name)
+    before = model.weight.detach().clone()
+    with pytest.raises(BudgetExceeded, match="was closed"):
+        train(model, optimizer, engine, 1)
+    assert torch.equal(model.weight.detach(), before) and engine.ledger.steps == 0
+
+
+def test_a_saved_run_goes_on_with_its_own_entry(budget):
+    model, optimizer, engine = attached(budget)
+    train(model, optimizer, engine, 1)
+    state = engine.state_dict()
+    train(model, optimizer, engine, 1, start=1)  # lost in a crash: the state doesn't know of it
+    name = state["ledger"]["budget"]
+    for other in (None, budget):
+        model, optimizer, again = attached(other)
+        with pytest.raises(PrivacyViolation, match="draws on a budget"):
+            again.load_state_dict(state)
+        again.detach()
+    model, optimizer, again = attached(budget.reopen(name))
+    again.load_state_dict(state)
+    with pytest.raises(BudgetExceeded, match="4 of 4 steps charged"):
+        train(model, optimizer, again, 3, start=1)
+    assert budget.taken(name) == 4 and again.ledger.steps == 3
+
+
+def test_adaptive_thresholds_are_in_the_plan_that_is_charged(budget):
+    model, optimizer, engine = attached(budget, thresholds=gc.Adaptive(start=1.0))
+    train(model, optimizer, engine, 4)
+    assert budget.spent().epsilon == PLAN.epsilon(delta=1e-5)
+    assert engine.noise_std > PLAN.noise_multiplier * sum(engine.thresholds.values())  # more noise pays for the counts
+
+
+def test_batches_of_the_users_own_are_told(budget):
+    model, optimizer, engine = attached(budget)
+    engine.backward(model(DATA.tensors[0][:8]).square().sum(1))
+    optimizer.step()
+    assert "1 steps were on batches that groupclip didn't draw" in budget.spent().note
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "changed", "error", "message"),
+    [
+        (PLAN, {"noise": InsecureNoise(1)}, PrivacyViolation, "noise that a seed reproduces"),
+        (None, {}, ValueError, "is for a private training"),
+    ],
+)
+def test_what_a_budget_cannot_count_is_refused(budget, mechanism, changed, error, message):
+    with pytest.raises(error, match=message):
+        attached(budget, mechanism, **changed)
+    assert not budget.entries
+
+
+def test_what_is_no_budget_or_of_another_plan_is_refused(budget):
+    with pytest.raises(TypeError, match=r"must be a groupclip\.Budget"):
+        attached("data.budget")
+    other = gc.Mechanism(dataset_size=40, expected_batch_size=8, steps=5, noise_multiplier=3.0)
+    with pytest.raises(ValueError, match="reservation is of another plan"):
+        attached(budget.reserve(other))

@@ -1,0 +1,249 @@
+"""A budget is one figure over everything that was entered, is never overdrawn, and loses nothing."""
+
+import errno
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import groupclip as gc
+from groupclip.errors import BudgetExceeded, PrivacyViolation
+from groupclip.privacy.budget import Budget
+
+PLAN = gc.Mechanism(dataset_size=1_000, expected_batch_size=50, steps=40, noise_multiplier=1.5)
+OTHER = gc.Mechanism(dataset_size=1_000, expected_batch_size=100, steps=10, noise_multiplier=2.0)
+COUNT = gc.Mechanism(dataset_size=1_000, expected_batch_size=1_000, steps=1, noise_multiplier=20.0, sampling="full-batch")
+CHARGING = Path(__file__).parents[1] / "helpers" / "charging.py"
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    return tmp_path / "data.budget"
+
+
+def budget(path: Path, epsilon: float = 8.0) -> Budget:
+    return Budget(path, epsilon=epsilon, delta=1e-5)
+
+
+def test_it_is_one_figure_and_less_than_the_sum(path):
+    made = budget(path)
+    made.add(PLAN, label="first")
+    assert made.spent().epsilon == PLAN.epsilon(delta=1e-5)
+    made.add(OTHER)
+    made.add(COUNT, label="evaluation")
+    found = made.spent()
+    alone = [plan.epsilon(delta=1e-5) for plan in (PLAN, OTHER, COUNT)]
+    assert max(alone) < found.epsilon < 0.9 * math.fsum(alone) and found.steps == 51
+    assert Budget(path).spent() == found  # by another object, from the file alone
+    assert [entry.label for entry in made.entries] == ["first", "", "evaluation"]
+
+
+def test_rounds_of_one_plan_are_one_long_run(path):
+    made = budget(path)
+    for _ in range(5):
+        made.add(PLAN, steps=8)
+    assert made.spent().epsilon == pytest.approx(PLAN.epsilon(delta=1e-5), rel=1e-9)
+
+
+def test_a_search_and_given_guarantees_count(path):
+    made = budget(path)
+    made.add_search(OTHER, mean_runs=3)
+    assert made.spent().epsilon == gc.search_cost(OTHER, delta=1e-5, mean_runs=3).epsilon
+    made.add_guarantee(epsilon=0.25, delta=1e-7, label="a histogram")
+    found = made.spent()
+    half = gc.search_cost(OTHER, delta=5e-6, mean_runs=3).epsilon
+    assert (found.epsilon, found.accountant) == (pytest.approx(0.25 + half, rel=1e-3), "PLD and RDP")
+    assert found == Budget(path).spent()
+
+
+def test_what_does_not_fit_is_refused_and_nothing_is_written(path):
+    made = budget(path, epsilon=1.2 * PLAN.epsilon(delta=1e-5))
+    made.add(PLAN)
+    before = path.read_bytes()
+    for enter in (
+        lambda: made.add(PLAN),
+        lambda: made.reserve(PLAN),
+        lambda: made.add_search(PLAN, mean_runs=2),
+        lambda: made.add_guarantee(epsilon=2.0, delta=0.0),
+    ):
+        with pytest.raises(BudgetExceeded, match="and with this entry it would be"):
+            enter()
+    assert path.read_bytes() == before
+    made.add(COUNT)  # something small still fits
+
+
+def test_steps_that_are_set_aside_are_nobody_elses(path):
+    made = budget(path, epsilon=1.2 * PLAN.epsilon(delta=1e-5))
+    reservation = made.reserve(PLAN)
+    for step in range(3):
+        assert reservation.charge("groupclip") == step + 1
+    with pytest.raises(BudgetExceeded):
+        Budget(path).add(PLAN)
+    assert made.spent().epsilon == PLAN.epsilon(delta=1e-5, steps=3)
+    assert made.committed().epsilon == PLAN.epsilon(delta=1e-5)
+    reservation.close()
+    assert made.committed() == made.spent()
+    with pytest.raises(BudgetExceeded, match="3 of 40 steps charged and was closed"):
+        reservation.charge("groupclip")
+    made.add(PLAN, steps=37)
+    with pytest.raises(BudgetExceeded, match="with this entry it would be"):
+        made.add(PLAN, steps=37)
+
+
+def test_a_closed_training_goes_on_only_if_its_rest_still_fits(path):
+    made = budget(path, epsilon=1.1 * PLAN.epsilon(delta=1e-5))
+    first = made.reserve(PLAN)
+    first.charge("groupclip")
+    first.close()
+    again = made.reopen(first.name)
+    assert again.charge("user") == 2
+    assert "1 steps were on batches that groupclip didn't draw" in made.spent().note
+    again.close()
+    made.add(PLAN, steps=39)
+    with pytest.raises(BudgetExceeded):
+        made.reopen(first.name)
+    assert not made.entries[0].is_open
+
+
+def test_an_entry_is_charged_for_its_plan_and_no_more(path):
+    made = budget(path)
+    reservation = made.reserve(OTHER)
+    for _ in range(10):
+        reservation.charge("groupclip")
+    before = path.read_bytes()
+    with pytest.raises(BudgetExceeded, match="10 of 10 steps charged"):
+        reservation.charge("groupclip")
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_kill_9_loses_no_charge(path, torn):
+    made = budget(path)
+    reservation = made.reserve(PLAN)
+    done = subprocess.run(
+        [sys.executable, str(CHARGING), str(path), reservation.name, "7"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == -9 and done.stdout.split() == [str(n) for n in range(1, 8)]
+    if torn:  # as a power cut leaves it: the line was never acknowledged
+        with path.open("ab") as file:
+            file.write(b'{"id": "' + reservation.name.encode()[:4])
+    after = Budget(path)
+    assert after.taken(reservation.name) == 7 and after.entries[0].is_open
+    assert after.committed().epsilon == PLAN.epsilon(delta=1e-5)  # all of it stays set aside
+    assert after.reopen(reservation.name).charge("groupclip") == 8
+    assert made.taken(reservation.name) == 8
+
+
+def test_two_processes_charge_in_turn_and_together_never_too_much(path):
+    reservation = budget(path).reserve(PLAN)
+    command = [sys.executable, str(CHARGING), str(path), reservation.name]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    told = [int(line) for process in both for line in process.communicate()[0].split()]
+    assert sorted(told) == list(range(1, 41)) and all(process.returncode == 0 for process in both)
+    assert Budget(path).taken(reservation.name) == 40
+
+
+class FullDisk:
+    """Half of the next write, then ENOSPC, while it is full."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.full, self._write = True, os.write
+        monkeypatch.setattr("groupclip.durable.os.write", self)
+
+    def __call__(self, descriptor, data):
+        if not self.full:
+            return self._write(descriptor, data)
+        if len(data) > 1:
+            return self._write(descriptor, bytes(data[: len(data) // 2]))
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_refuses_the_step_and_loses_nothing(path, monkeypatch):
+    made = budget(path)
+    reservation = made.reserve(PLAN)
+    reservation.charge("groupclip")
+    disk = FullDisk(monkeypatch)
+    for act in (lambda: reservation.charge("groupclip"), lambda: made.add(COUNT), reservation.close):
+        with pytest.raises(OSError, match="No space"):
+            act()
+    disk.full = False
+    assert [(e.taken, e.is_open) for e in made.entries] == [(1, True)] == [(e.taken, e.is_open) for e in Budget(path).entries]
+    assert reservation.charge("groupclip") == 2 == Budget(path).taken(reservation.name)
+
+
+@pytest.mark.parametrize("damage", ["edited", "left out", "not JSON", "no budget"])
+def test_a_damaged_file_is_refused_each_time(path, damage):
+    reservation = budget(path).reserve(PLAN)
+    for _ in range(3):
+        reservation.charge("groupclip")
+    lines = path.read_text().splitlines()
+    if damage == "edited":
+        lines[3] = lines[3].replace('"taken": 2', '"taken": 1')
+    elif damage == "left out":
+        del lines[3]
+    elif damage == "not JSON":
+        lines[3] = "{"
+    else:
+        del lines[0]
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(PrivacyViolation, match="is damaged at the line"):
+        Budget(path)
+
+
+def test_damage_that_comes_later_is_met_by_every_call(path):
+    made = budget(path)
+    with path.open("a") as file:
+        file.write("nonsense\n")
+    for _ in range(2):
+        with pytest.raises(PrivacyViolation, match="is damaged at the line 'nonsense'"):
+            made.spent()
+
+
+def test_a_file_that_was_replaced_or_cut_is_refused(path, tmp_path):
+    made = budget(path)
+    made.add(COUNT)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(PrivacyViolation, match="made shorter"):
+        made.add(COUNT)
+    path.write_bytes(whole)
+    path.rename(tmp_path / "elsewhere")
+    with pytest.raises(PrivacyViolation, match="deleted, replaced"):
+        made.add(COUNT)
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({"epsilon": 3.0}, "is a budget of epsilon=8.0"),
+        ({"delta": 1e-6}, "is a budget of delta=1e-05"),
+        ({"unit": "user"}, "is a budget of unit='sample'"),
+        ({"adjacency": "nearby"}, "adjacency='nearby' is unknown"),
+        ({"epsilon": -1.0}, "must be > 0"),
+    ],
+)
+def test_a_file_of_another_budget_is_refused(path, facts, message):
+    budget(path)
+    with pytest.raises(ValueError, match=message):
+        Budget(path, **facts)
+
+
+def test_a_budget_begins_with_what_may_be_spent(path):
+    with pytest.raises(ValueError, match="pass epsilon= and delta="):
+        Budget(path)
+    assert not path.exists()
+    budget(path)
+    assert json.loads(path.read_text())["epsilon"] == 8.0 and path.stat().st_mode & 0o077 == 0
+
+
+def test_figures_of_other_neighbours_are_not_mixed(path):
+    made = budget(path)
+    other = gc.Mechanism(dataset_size=100, expected_batch_size=10, steps=3, noise_multiplier=3.0, adjacency="zero-out")
+    with pytest.raises(ValueError, match="figures of different neighbours don't add up"):
+        made.add(other)
+    with pytest.raises(ValueError, match="has no training 'x'"):
+        made.charge("x")
