@@ -519,6 +519,28 @@ NOISE = (
         ),
     ),
     mutant(
+        "half-precision noise on float32 alone",
+        "noise is as precise as what it is added to",
+        "tests/noise/test_sources.py",
+        (
+            "noise/single.py",
+            "self.normals(target.size, std).reshape(target.shape)",
+            "self.normals(target.size, std).reshape(target.shape).astype(np.float16)",
+        ),
+    ),
+    mutant(
+        "float32 noise from 32 bits alone",
+        "no coordinate is left without noise",
+        "tests/noise/test_single.py",
+        ("noise/single.py", "_END = 1 << 22", "_END = 0"),
+    ),
+    mutant(
+        "one set of further bits for all chunks",
+        "no noise is ever added twice",
+        "tests/noise/test_single.py",
+        ("noise/single.py", "Keystream(self.words[:_KEY].tobytes(), ", "Keystream(bytes(KEY_BYTES), "),
+    ),
+    mutant(
         "noise of torch's global generator",
         "no framework's seed can fix the noise",
         "tests/engine/test_noise.py tests/noise/test_sources.py::test_global_generators_are_neither_read_nor_written",
@@ -531,6 +553,11 @@ NOISE = (
             "noise/boxmuller.py",
             "noise = self.normals(piece.numel(), std).view(piece.shape)",
             "noise = torch.randn(piece.shape, dtype=torch.float64) * std",
+        ),
+        (
+            "noise/single.py",
+            "self.normals(target.size, std).reshape(target.shape)",
+            "torch.randn(target.shape).numpy() * std",
         ),
     ),
     mutant(
@@ -546,6 +573,16 @@ NOISE = (
             "noise/boxmuller.py",
             "radius.abs_().mul_(2.0**-63)",
             "radius.abs_().mul_(2.0**-63).clamp_(min=2.0**-24)",
+        ),
+    ),
+    mutant(
+        "float32 noise with thin tails",
+        "no output is possible under one data set and impossible under its neighbour",
+        "tests/noise/test_sources_tails.py",
+        (
+            "noise/single.py",
+            "small = (np.minimum(u, left) + 0.5) * 2.0**-63",
+            "small = np.maximum((np.minimum(u, left) + 0.5) * 2.0**-63, 2.0**-24)",
         ),
     ),
     mutant(

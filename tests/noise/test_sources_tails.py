@@ -12,8 +12,10 @@ import pytest
 import torch
 from scipy import stats
 
+from groupclip.noise import single
 from groupclip.noise.boxmuller import InNumPy, InTorch
 from groupclip.noise.keystream import Keystream, new_key
+from groupclip.noise.single import InSingle
 from groupclip.noise.sources import SecureNoise
 
 
@@ -26,6 +28,28 @@ class Conditioned:
     def fill(self, words: np.ndarray) -> None:
         self._stream.fill(words)
         words[: len(words) // 2] >>= self._bits
+
+
+class ConditionedSingle(InSingle):
+    """Float32 normals given the same; what the 31 bits of their words don't hold is taken off the further ones."""
+
+    def given(self, bits: int) -> None:
+        Keystream(new_key(), "test").fill(self.words)
+        self._bits = bits
+        radii = self.words[-len(self._spare) :][: len(self._spare) // 2]
+        np.bitwise_and(radii, 2**31 - 1, out=radii)
+        radii >>= min(bits, 31)
+
+    def normals(self, count: int, std: float) -> np.ndarray:
+        taken, words = max(self._bits - 31, 0), Keystream.words
+
+        def conditioned(stream: Keystream, count: int) -> np.ndarray:
+            drawn = words(stream, count)
+            return (drawn >> np.uint64(32 + taken) << np.uint64(32)) | (drawn & np.uint64(2**32 - 1))
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Keystream, "words", conditioned)
+            return super().normals(count, std)
 
 
 class Coarse:
@@ -52,16 +76,26 @@ def tail_is_right(workspace, bits: int, limit: float) -> bool:
     expected = n * 2 * stats.norm.sf(limit) * 2.0**bits
     assert expected > 200
     drawn = workspace(n)
-    Conditioned(bits).fill(drawn.words)
+    if isinstance(drawn, ConditionedSingle):
+        drawn.given(bits)
+    else:
+        Conditioned(bits).fill(drawn.words)
     count = int((abs(drawn.normals(n, 1.0)) > limit).sum())
     return bool(abs(count - expected) < 6 * math.sqrt(expected))
 
 
 @pytest.mark.parametrize(("bits", "limit"), [(20, 5.77), (40, 8.0)])
-@pytest.mark.parametrize("workspace", [InNumPy, InTorch])
+@pytest.mark.parametrize("workspace", [InNumPy, InTorch, ConditionedSingle])
 def test_tails_go_on_where_float32_generators_stop(bits, limit, workspace):
     assert tail_is_right(workspace, bits, limit)
     assert not tail_is_right(Coarse, bits, limit)
+
+
+@pytest.mark.parametrize(("bits", "limit"), [(29, 6.6), (40, 8.0)])
+def test_twin_of_float32_without_further_bits_has_no_tails(bits, limit, monkeypatch):
+    assert tail_is_right(ConditionedSingle, bits, limit)
+    monkeypatch.setattr(single, "_END", 0)
+    assert not tail_is_right(ConditionedSingle, bits, limit)
 
 
 def exceedances(add, limit: float = 5.77, draws: int = 2_500_000_000) -> int:

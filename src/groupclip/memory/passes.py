@@ -131,17 +131,26 @@ def _curve(live: Live, batch: Any) -> Curve:
     return Curve(tuple(level + held for level in live.curve), live.peak + held)
 
 
+def _of_sum(parameter: nn.Parameter) -> torch.dtype:
+    """Return the type of what noise is added to: of half-precision parameters, float32."""
+    return torch.promote_types(parameter.dtype, torch.float32)
+
+
+def _noise_bytes(model: nn.Module, dtype: torch.dtype) -> int:
+    """Return the most that noise on sums of this type holds beside them."""
+    sizes = [p.numel() for p in model.parameters() if p.requires_grad and _of_sum(p) == dtype]
+    together = together_at_most(sizes)
+    return max(workspace_bytes(max(sizes), dtype), workspace_bytes(together, dtype) + together * dtype.itemsize)
+
+
 def optimizer_bytes(model: nn.Module, optimizer: Optimizer | None) -> tuple[int, int]:
     """Return bytes of the optimizer's state, and the most that noise and the optimizer's step hold beside it, gradients included.
 
     The state is that after a first step, whether one was made or not.
     """
     gradients = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
-    largest = max((p.numel() for p in model.parameters() if p.requires_grad), default=0)
-    together = together_at_most(p.numel() for p in model.parameters() if p.requires_grad)
-    widest = max((p.element_size() for p in model.parameters() if p.requires_grad), default=0)
-    # sums of half-precision parameters are float32 until the noise is in
-    noise = max(workspace_bytes(largest), workspace_bytes(together) + together * max(4, widest))
+    dtypes = {_of_sum(p) for p in model.parameters() if p.requires_grad}
+    noise = max((_noise_bytes(model, dtype) for dtype in dtypes), default=0)
     if optimizer is None:
         return 0, gradients + noise
     memo: dict[int, Any] = {}

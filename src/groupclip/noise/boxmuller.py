@@ -25,6 +25,10 @@ class Workspace(Protocol):
 
     words: np.ndarray
 
+    def needed(self, count: int) -> np.ndarray:
+        """Return the place of the words for ``count`` coordinates, contiguous."""
+        ...
+
     def add(self, piece: Tensor, std: float) -> None:
         """Adds to ``piece`` the normals, times ``std``, of the words that were filled in: two for each pair of coordinates."""
         ...
@@ -36,6 +40,10 @@ class InNumPy:
     def __init__(self, count: int) -> None:
         self.words = _empty(count, torch.int64).numpy()
         self._spare = _empty(count, torch.float64).numpy()
+
+    def needed(self, count: int) -> np.ndarray:
+        """Return the place of the words for ``count`` normals."""
+        return self.words[: count + count % 2]
 
     def add(self, piece: Tensor, std: float) -> None:
         target = piece.numpy()
@@ -82,6 +90,10 @@ class InTorch:
     def __init__(self, count: int) -> None:
         self.words = _empty(count, torch.int64).numpy()
         self._spare = _empty(count, torch.float64)
+
+    def needed(self, count: int) -> np.ndarray:
+        """Return the place of the words for ``count`` normals."""
+        return self.words[: count + count % 2]
 
     def add(self, piece: Tensor, std: float) -> None:
         noise = self.normals(piece.numel(), std).view(piece.shape)

@@ -15,7 +15,7 @@ import numpy as np
 from groupclip.errors import PrivacyViolation
 
 KEY_BYTES = 32
-_ZEROS = bytes(1 << 16)  # CTR mode adds the stream to its input: the stream of zeros is the stream itself
+_ZEROS = bytes(1 << 18)  # CTR mode adds the stream to its input: the stream of zeros is the stream itself
 
 
 def new_key() -> bytes:

@@ -14,8 +14,10 @@ from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from .boxmuller import InNumPy, InTorch, Workspace, vectorised
+from .single import InSingle, bytes_for, suits
 
 CHUNK = 3 << 15  # coordinates drawn at a time: their words, and as much to work with, nearly stay in a core's own cache
+SINGLE_CHUNK = 3 << 17  # the same in float32, whose operations are so short that the interpreter between them tells
 THREADS = 4  # at most: the stream itself, which is read by one after the other, takes a quarter of the time
 _LARGE = 1e300  # of a standard deviation, so that twice a radius is still finite
 _NUMPY_DTYPES = (torch.float64, torch.float32)  # of float16, torch rounds in two steps, here too
@@ -30,7 +32,10 @@ class Stream(Protocol):
 
 
 def add_normals(tensor: Tensor, std: float, stream: Stream) -> None:
-    """Adds independent ``N(0, std^2)`` to every coordinate, in place: each sum is formed in float64 and cast last.
+    """Adds independent ``N(0, std^2)`` to every coordinate, in place: each sum is rounded once.
+
+    To float32 in memory that NumPy reaches, normals of :mod:`groupclip.noise.single` are added; to all else those of
+    :mod:`groupclip.noise.boxmuller`, of which each sum is formed in float64 and cast last.
 
     The same words give the same noise, whatever the number of threads: as many as torch has on the CPU, four at most. After an
     exception some coordinates have noise and others not, and no thread goes on.
@@ -40,12 +45,13 @@ def add_normals(tensor: Tensor, std: float, stream: Stream) -> None:
         std: standard deviation.
         stream: is read by one thread at a time, in the order of the coordinates.
     """
-    inside = _reachable(tensor) and std < _LARGE and vectorised()
-    kind, threads = (InNumPy, _threads(tensor.numel())) if inside else (InTorch, 1)
-    workspaces = [kind(min(tensor.numel(), CHUNK)) for _ in range(threads)]
-    if inside:
+    kind = _kind(tensor, std)
+    chunk = _chunk(kind is InSingle)
+    threads = 1 if kind is InTorch else _threads(tensor.numel(), chunk)
+    workspaces = [kind(min(tensor.numel(), chunk)) for _ in range(threads)]
+    if kind is not InTorch:
         torch.autograd.graph.increment_version(tensor)  # NumPy writes behind autograd's back
-    left, turn, stop = pieces(tensor.detach(), CHUNK), threading.Lock(), threading.Event()
+    left, turn, stop = pieces(tensor.detach(), chunk), threading.Lock(), threading.Event()
 
     def work(workspace: Workspace) -> None:
         try:
@@ -54,7 +60,7 @@ def add_normals(tensor: Tensor, std: float, stream: Stream) -> None:
                     piece = next(left, None)
                     if piece is None:
                         return
-                    stream.fill(workspace.words[: piece.numel() + piece.numel() % 2])
+                    stream.fill(workspace.needed(piece.numel()))
                 workspace.add(piece, std)
         except BaseException:
             stop.set()
@@ -95,15 +101,30 @@ def _helpers(
         raise errors.pop()
 
 
-def workspace_bytes(count: int) -> int:
-    """Return what the workspaces for a tensor of ``count`` coordinates take, at most."""
-    size = min(count, CHUNK)
-    return _threads(count) * 16 * (size + size % 2)
+def workspace_bytes(count: int, dtype: torch.dtype) -> int:
+    """Return what the workspaces for a tensor of ``count`` coordinates of this type take, at most."""
+    single = dtype == torch.float32
+    chunk = _chunk(single)
+    size = min(count, chunk)
+    return _threads(count, chunk) * (bytes_for(size) if single else 16 * (size + size % 2))
 
 
-def _threads(count: int) -> int:
+def _kind(tensor: Tensor, std: float) -> type[InSingle] | type[InNumPy] | type[InTorch]:
+    """Return the way of making normals for this tensor."""
+    if not _reachable(tensor):
+        return InTorch
+    if tensor.dtype == torch.float32 and suits(std):
+        return InSingle
+    return InNumPy if std < _LARGE and vectorised() else InTorch
+
+
+def _chunk(single: bool) -> int:
+    return SINGLE_CHUNK if single else CHUNK
+
+
+def _threads(count: int, chunk: int) -> int:
     """Return how many work on ``count`` coordinates where NumPy does: for less than two chunks a helper isn't worth its start."""
-    return max(1, min(torch.get_num_threads(), THREADS, 1 + count // (2 * CHUNK)))
+    return max(1, min(torch.get_num_threads(), THREADS, 1 + count // (2 * chunk)))
 
 
 def _reachable(tensor: Tensor) -> bool:

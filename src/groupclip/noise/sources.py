@@ -1,6 +1,7 @@
 """Gaussian noise that nobody can foresee, added in place.
 
-On the CPU each coordinate gets a float64 normal made from an AES-256-CTR stream (:mod:`groupclip.noise.boxmuller`).
+On the CPU each coordinate gets a normal made from an AES-256-CTR stream: of float32 arithmetic where it is added to float32
+(:mod:`groupclip.noise.single`), of float64 elsewhere (:mod:`groupclip.noise.boxmuller`). Both have the tails of 63 bits.
 ``torch.randn`` is not used there: its CPU generator keeps 32 bits of the seed, and its float32 normals stop
 at 5.77 standard deviations, so some outputs would be possible under one data set and impossible under its
 neighbour.
@@ -44,8 +45,9 @@ class _StreamNoise:
         """Adds independent ``N(0, std^2)`` to every coordinate of ``tensor``, in place.
 
         Drawn in float64; the sum is formed in float64 and cast once to the tensor's type, half
-        precision included. Any shape and strides; at most 24 MiB of temporary memory. On the CPU in as many
-        threads as torch has, four at most, which doesn't change what is drawn. ``std=0`` adds
+        precision included. To float32 on the CPU, float32 normals are added, which are exact to
+        1e-6 of ``1 + |z|``. Any shape and strides; at most 24 MiB of temporary memory. On the CPU in as
+        many threads as torch has, four at most, which doesn't change what is drawn. ``std=0`` adds
         nothing and draws nothing.
 
         Args:
@@ -112,7 +114,8 @@ class InsecureNoise(_StreamNoise):
 
     Whoever guesses the seed subtracts the noise, so no epsilon may be claimed. The same seed and the
     same calls give the same noise on the same device type, up to rounding if the processors differ,
-    unless the process was forked in between.
+    unless the process was forked in between. On the CPU, a plain float32 tensor gets other noise than one of
+    another type, or one whose memory NumPy can't reach (a subclass, inside a transform or a compiled function).
 
     Args:
         seed: any integer.
