@@ -177,6 +177,15 @@ def test_epochs_must_be_the_steps_of_the_plan(tmp_path: Path) -> None:
     assert trainer.state.epoch == 2.0
 
 
+def test_a_plan_of_less_than_an_epoch_is_a_part_of_one(tmp_path: Path) -> None:
+    mechanism = plan(batch=2, steps=3)  # 6 steps an epoch
+    with pytest.raises(ValueError, match=r"num_train_epochs=1 are 6 steps \(6 an epoch"):
+        planned_steps(settings(tmp_path, max_steps=-1, num_train_epochs=1), mechanism)
+    trainer = made(tmp_path, args=settings(tmp_path, max_steps=-1, num_train_epochs=0.5), mechanism=mechanism)
+    trainer.train()
+    assert trainer.engine.ledger.steps == 3 and trainer.state.epoch == 0.5
+
+
 def test_fewer_steps_than_planned_spend_less(tmp_path: Path) -> None:
     trainer = made(tmp_path, args=settings(tmp_path, max_steps=2), mechanism=plan(steps=5))
     trainer.train()
@@ -186,3 +195,12 @@ def test_fewer_steps_than_planned_spend_less(tmp_path: Path) -> None:
     with pytest.raises(gc.BudgetExceeded, match=r"4 of 5 planned steps are released, and train\(\) would make 2 more"):
         trainer.train()
     assert trainer.engine.ledger.steps == 4
+
+
+def test_a_failed_call_leaves_the_trainer_as_it_was(tmp_path: Path) -> None:
+    given = work("sequence classification")
+    trainer = transformers.Trainer(given.model.eval(), settings(tmp_path), given.collate, train_dataset=given.records)
+    with pytest.raises((gc.CoverageError, ValueError)):
+        privatize(trainer, mechanism=plan(), groups={"bert.*": "one"})  # the classifier is in no group
+    assert type(trainer) is transformers.Trainer and trainer.optimizer is None and not given.model.training
+    assert privatize(trainer, mechanism=plan(), groups="all-layer").train().global_step == 3

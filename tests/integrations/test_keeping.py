@@ -77,6 +77,14 @@ def test_steps_after_the_checkpoint_stay_spent(tmp_path: Path, caplog: pytest.Lo
     assert (tmp_path / "checkpoint-5" / "groupclip_engine.json").is_file()
 
 
+def test_the_end_of_the_budget_saves_nothing_where_nothing_is_saved(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        made(tmp_path, callbacks=[Stops(5, hard=True)]).train()
+    second = made(tmp_path, args={"save_strategy": "no"})
+    second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert second.engine.ledger.steps == 6 and not (tmp_path / "checkpoint-5").exists()
+
+
 def test_a_step_that_failed_before_its_noise_stays_spent(tmp_path: Path) -> None:
     """Its batch was drawn, and another one would be drawn in its place."""
 
@@ -130,7 +138,9 @@ def test_a_checkpoint_without_a_ledger_is_refused(tmp_path: Path) -> None:
     (tmp_path / "checkpoint-2" / "groupclip_engine.json").unlink()
     second = made(tmp_path)
     before = weights(second.model)
-    with pytest.raises(gc.PrivacyViolation, match=r"has no groupclip_engine\.json: it wasn't saved by a private trainer"):
+    with pytest.raises(
+        gc.PrivacyViolation, match=r"has no groupclip_engine\.json: it wasn't saved by a private trainer"
+    ):
         second.train(resume_from_checkpoint=True)
     assert all(torch.equal(w, before[name]) for name, w in weights(second.model).items())
 

@@ -908,4 +908,77 @@ RUNS = (
     ),
 )
 
-MUTANTS = (*CLIPPING, *ALONE, *NOISE, *ACCOUNTING, *RUNS)
+_OWN_LOOP = "tests/integrations/test_private_trainer.py::test_it_is_the_own_loop_bit_for_bit_under_one_key"
+
+TRAINERS = (
+    mutant(
+        "a Trainer's training loss logged",
+        "what is logged of the training data has noise",
+        "tests/integrations/test_keeping.py",
+        (
+            "integrations/transformers/training.py",
+            "            if privately.looks:\n                total += losses.detach().sum()\n",
+            "            total += losses.detach().sum()\n",
+        ),
+        ("integrations/transformers/training.py", 'frozenset({"loss", "train_loss", ', 'frozenset({"train_loss", '),
+    ),
+    mutant(
+        "a Trainer's step not charged before its batch is drawn",
+        "a step is charged on the disk before its batch is drawn",
+        "tests/integrations/test_keeping.py",
+        ("integrations/transformers/batches.py", "            self._charge()\n", ""),
+    ),
+    mutant(
+        "steps after a Trainer's checkpoint forgotten",
+        "steps that were released stay spent",
+        "tests/integrations/test_keeping.py",
+        ("integrations/transformers/keeping.py", '["groupclip"] + max(0, lost)', '["groupclip"] + min(0, lost)'),
+        ("integrations/transformers/keeping.py", "while path.is_file() and engine", "while path.is_symlink() and engine"),
+    ),
+    mutant(
+        "the last micro-batch of a Trainer's step left out",
+        "a step is on the whole batch that was drawn",
+        _OWN_LOOP,
+        ("integrations/transformers/training.py", "for piece in inputs.batch:", "for piece in list(inputs.batch)[:-1]:"),
+    ),
+    mutant(
+        "packed rows let through",
+        "a row that is clipped as one is one record",
+        "tests/integrations/test_arguments.py",
+        ("integrations/transformers/arguments.py", 'Refusal("packing", bool,', 'Refusal("packing", lambda _: False,'),
+    ),
+    mutant(
+        "the best model chosen on training data",
+        "no choice is made by a statistic without noise",
+        "tests/integrations/test_arguments.py",
+        (
+            "integrations/transformers/training.py",
+            "if train is not None and found is train:",
+            "if train is None and found is train:",
+        ),
+    ),
+    mutant(
+        "epsilon logged where none is claimed",
+        "no epsilon is told for a sampling that isn't secret",
+        "tests/integrations/test_keeping.py",
+        (
+            "integrations/transformers/training.py",
+            "if self._ledger.steps and not self._ledger.obstacle:",
+            "if self._ledger.steps:",
+        ),
+    ),
+    mutant(
+        "the whole output folder published",
+        "a push uploads weights, card and record alone",
+        "tests/integrations/test_publishing.py",
+        ("integrations/transformers/publishing.py", "folder_path=str(folder),", "folder_path=str(folder.parent),"),
+    ),
+    mutant(
+        "Accelerate's scaler let through",
+        "gradients are not scaled after they were clipped",
+        "tests/integrations/test_accelerate.py",
+        ("integrations/accelerate.py", "if accelerator.scaler is not None:", "if accelerator.scaler is None and False:"),
+    ),
+)
+
+MUTANTS = (*CLIPPING, *ALONE, *NOISE, *ACCOUNTING, *RUNS, *TRAINERS)

@@ -140,8 +140,8 @@ def _value(args: TrainingArguments, name: str) -> Any:
 
 
 def steps_in_an_epoch(mechanism: Mechanism) -> int:
-    """Return how many steps draw as many samples as there are, on average; at least 1, at most the plan."""
-    return min(max(1, round(1 / mechanism.sample_rate)), mechanism.steps)
+    """Return how many steps draw as many samples as there are, on average; at least 1."""
+    return max(1, round(1 / mechanism.sample_rate))
 
 
 def planned_steps(args: TrainingArguments, mechanism: Mechanism) -> int:

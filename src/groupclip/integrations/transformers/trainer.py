@@ -147,13 +147,18 @@ def _attach(
             f"train_dataset holds {size} samples, and the mechanism was planned for dataset_size={mechanism.dataset_size}: the "
             "sample rate would be wrong. Build the Mechanism with dataset_size=len(train_dataset), and calibrate again"
         )
-    model = cast(nn.Module, trainer.model)
+    model, before = cast(nn.Module, trainer.model), trainer.optimizer
+    mode = model.training
     model.train()
-    optimizer = trainer.create_optimizer()
-    return accelerate.attach(
-        trainer.accelerator, model, optimizer, groups, mechanism,
-        clip=clip, thresholds=thresholds, allocation=allocation, noise=noise,
-    )  # fmt: skip
+    try:
+        return accelerate.attach(
+            trainer.accelerator, model, trainer.create_optimizer(), groups, mechanism,
+            clip=clip, thresholds=thresholds, allocation=allocation, noise=noise,
+        )  # fmt: skip
+    except BaseException:
+        trainer.optimizer = before
+        model.train(mode)
+        raise
 
 
 def _check_mechanism(mechanism: object) -> None:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback
-from transformers.trainer_utils import TrainOutput, get_last_checkpoint
+from transformers.trainer_utils import SaveStrategy, TrainOutput, get_last_checkpoint
 from transformers.utils.import_utils import is_datasets_available
 
 from ...engine.engine import Engine
@@ -247,9 +247,8 @@ class Following(TrainerCallback):
         ledger, mechanism = self._privately.engine.ledger, self._privately.mechanism
         state.epoch = state.global_step / steps_in_an_epoch(mechanism)
         if ledger is not None and ledger.steps >= mechanism.steps and not control.should_training_stop:
-            control.should_training_stop = control.should_save = (
-                True  # steps were lost in a crash: the plan ends earlier
-            )
+            control.should_training_stop = True  # steps were lost in a crash: the plan ends earlier
+            control.should_save = args.save_strategy != SaveStrategy.NO
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         save_state(Path(args.output_dir) / f"checkpoint-{state.global_step}", self._privately.engine)
