@@ -267,3 +267,26 @@ def test_tensorboard_is_told_as_ever(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     made(tmp_path, args={"report_to": "tensorboard"}).train()
     assert list(tmp_path.rglob("events.out.tfevents*"))
+
+
+def test_epochs_end_where_they_did_also_after_going_on_inside_one(tmp_path: Path) -> None:
+    """3 steps an epoch: evaluations after steps 3 and 6, whether the run was stopped after step 4 or not."""
+    held_out = work("sequence classification", number=5, seed=3).records
+    given, callbacks = work("sequence classification"), [Stops(4, hard=False)]
+    evaluated = []
+    for goes_on in (False, True):
+        trainer = PrivateTrainer(
+            given.model,
+            settings(tmp_path, max_steps=6, eval_strategy="epoch", **SAVED),
+            given.collate,
+            given.records,
+            held_out,
+            mechanism=plan(steps=6),
+            groups="block-wise",
+            callbacks=callbacks,
+        )
+        trainer.train(resume_from_checkpoint=goes_on)
+        evaluated.append([(row["step"], row["epoch"]) for row in trainer.state.log_history if "eval_loss" in row])
+        given, callbacks = work("sequence classification"), []
+    assert evaluated[0] == [(3, 1.0), (4, pytest.approx(4 / 3))]  # and once where it stopped
+    assert evaluated[1][-1] == (6, 2.0) and len(evaluated[1]) == len({step for step, _ in evaluated[1]})
