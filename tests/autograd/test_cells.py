@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from groupclip.autograd.cells import cells_of
+from groupclip.autograd.cells import cells_of, placed
 from groupclip.autograd.vmap import NATIVE, Part
 from groupclip.persample.base import PerSample
 from groupclip.persample.dense import Dense
@@ -51,20 +51,6 @@ def in_order(rows: list[int]) -> Booked:
     }
 
 
-@pytest.mark.parametrize("rows", [[0, 1, 2, 3, 4], [3, 0, 4], [4]])
-def test_samples_that_did_alike_are_one_cell(rows: list[int]) -> None:
-    booked = in_order(rows)
-    expected = {(key, row): gradients(booked, key, row) for key in booked for row in rows}
-    (cell,) = cells_of(booked)
-    assert cell.rows is not None and sorted(cell.rows.tolist()) == sorted(rows) and cell.batch == B
-    assert cell.joined == (len(rows) > 1) and booked == {}
-    for key, uses in cell.uses.items():
-        assert len(uses) == (2 if key == "weight" else 1)
-        total = torch.stack([use.instantiate() for use in uses]).sum(0)
-        for place, row in enumerate(cell.rows.tolist()):
-            torch.testing.assert_close(total[place], expected[key, row], rtol=0, atol=1e-14)
-
-
 def of_another_length(booked: Booked) -> None:
     part, _ = booked["weight"][1]
     booked["weight"][1] = (part, outer(1, positions=4))
@@ -85,15 +71,19 @@ def twice_called(booked: Booked) -> None:
         found += [(again[id(part)], grads) for part, grads in found]
 
 
-@pytest.mark.parametrize("change", [of_another_length, without_one, of_another_form, twice_called])
-def test_others_keep_a_cell_each(change: Callable[[Booked], None]) -> None:
+def nothing(booked: Booked) -> None:
+    del booked
+
+
+@pytest.mark.parametrize("change", [nothing, of_another_length, without_one, of_another_form, twice_called])
+def test_samples_that_ran_by_themselves_have_a_cell_each(change: Callable[[Booked], None]) -> None:
     rows = [0, 1, 2]
     booked = in_order(rows)
     change(booked)
     expected = {(key, row): gradients(booked, key, row) for key in booked for row in rows if (key, row) != ("bias", 2)}
     cells = cells_of(booked)
     assert sorted(row for cell in cells if cell.rows is not None for row in cell.rows.tolist()) == rows
-    assert not any(cell.joined for cell in cells)
+    assert booked == {}
     for cell in cells:
         assert cell.rows is not None
         for place, row in enumerate(cell.rows.tolist()):
@@ -101,6 +91,11 @@ def test_others_keep_a_cell_each(change: Callable[[Booked], None]) -> None:
                 total = torch.stack([use.instantiate()[place] for use in cell.uses[key]]).sum(0)
                 if (key, row) in expected:
                     torch.testing.assert_close(total, expected[key, row], rtol=0, atol=1e-14)
+
+
+def test_values_of_samples_by_themselves_are_placed() -> None:
+    found = placed([(single(3), torch.tensor([7.0])), (single(0), torch.tensor([5.0]))])
+    assert found.tolist() == [5.0, 0.0, 0.0, 7.0, 0.0]
 
 
 def test_calls_of_different_sizes_stay_apart() -> None:

@@ -8,9 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._C._functorch import get_unwrapped, is_batchedtensor  # pyright: ignore
 from torch.utils.flop_counter import FlopCounterMode
 
 import groupclip as gc
+from groupclip.autograd.vmap import natively
 from groupclip.models import build_model
 from live import Live, products, watch
 
@@ -120,7 +122,9 @@ def test_a_group_frees_its_memory_when_it_ends(vit, batch) -> None:
 
             def forward(module: nn.Module, args: object, output: Tensor) -> None:
                 # A hook on the gradient runs after everything above it, and after the gates that were ready.
-                output.register_hook(lambda grad: held.__setitem__(name, seen.live))
+                with natively():
+                    whole = get_unwrapped(output) if is_batchedtensor(output) else output  # of all samples
+                    whole.register_hook(lambda grad: held.__setitem__(name, seen.live))
 
             handle = vit.get_submodule("blocks.5").register_forward_hook(forward)
             run()

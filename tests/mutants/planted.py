@@ -272,6 +272,30 @@ ALONE = (
         ),
     ),
     mutant(
+        "a second call of a sample clipped apart",
+        "the uses of a weight by one sample are one gradient",
+        "tests/autograd/test_own.py",
+        ("autograd/gate.py", "                found = self._own_of.get(key)\n", "                found = None\n"),
+    ),
+    mutant(
+        "a sample by itself clipped apart from what it did beside others",
+        "the uses of a weight by one sample are one gradient",
+        "tests/autograd/test_own.py",
+        ("autograd/gate.py", "        if self._is_beside_others(part.row):", "        if False:"),
+    ),
+    mutant(
+        "rows of a table forgotten where a sample runs by itself",
+        "the uses of a weight by one sample are one gradient",
+        "tests/autograd/test_own.py",
+        ("autograd/own.py", "uses, self._booked = self._booked, {}", "uses = dict[Slot, list[PerSample]]()"),
+    ),
+    mutant(
+        "norms of samples by themselves in the order in which they came",
+        "norms are those of the samples that they are said to be of",
+        "tests/autograd/test_own.py",
+        ("autograd/cells.py", "[part.row for part, _ in singles]", "list(range(len(singles)))"),
+    ),
+    mutant(
         "all samples take the path of the first",
         "a value that is read is the sample's own",
         "tests/autograd/test_reads.py",

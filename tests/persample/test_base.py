@@ -284,28 +284,3 @@ def test_twin_a_wrong_norm_is_seen() -> None:
     joined = combine([form for form, _ in uses])
     assert relative_error(joined, together) < 1e-12  # pyright: ignore
     assert ((apart - joined.square_norms()).abs() / joined.square_norms()).max() > 0.05  # pyright: ignore
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_samples_stacked_are_the_samples(form: str) -> None:
-    """One by one below each other: the same norms, sums and gradients; or the form says that it can't."""
-    samples, gradients = FORMS[form]()
-    singles = [samples.select(torch.tensor([i])) for i in range(B)]
-    if not all(singles[0].stacks(other) for other in singles[1:]):
-        assert type(samples) not in (Dense, Outer, Lookup, Convolution)
-        with pytest.raises(NotImplementedError):
-            singles[0].stack(singles[1:])
-        return
-    stacked, factors = singles[0].stack(singles[1:]), torch.rand(B, dtype=torch.float64, generator=GENERATOR)
-    close = {"rtol": 1e-12, "atol": 1e-12}
-    torch.testing.assert_close(stacked.instantiate(), gradients, **close)
-    torch.testing.assert_close(stacked.square_norms(), gradients.reshape(B, -1).square().sum(1), **close)
-    total = torch.tensordot(factors, gradients, 1)
-    torch.testing.assert_close(stacked.weighted_sum(factors).reshape(total.shape), total, **close)
-
-
-def test_unlike_samples_do_not_stack() -> None:
-    first, longer = outer_form(T, 4, 5)[0], outer_form(T + 1, 4, 5)[0]
-    assert not first.stacks(longer) and not first.stacks(outer_form(T, 4, 5, True)[0]) and not first.stacks(dense()[0])
-    assert not dense()[0].stacks(dense_scalar()[0]) and not lookup()[0].stacks(first)
-    assert not convolution()[0].stacks(convolution(groups=2)[0])

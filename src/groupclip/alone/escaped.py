@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..autograd.tap import use_at
+from ..autograd.tap import used_at
 from ..errors import UnsupportedOperation
 from ..nested import tensors_in
 
@@ -32,19 +32,19 @@ def refuse_escaped(losses: Tensor) -> None:
         UnsupportedOperation: a use of a parameter by some of the samples alone is reached.
     """
     seen: set[Any] = set()
-    waiting: list[Any] = [losses.grad_fn]
+    waiting: list[tuple[Any, int]] = [(losses.grad_fn, 0)]
     while waiting:
-        node = waiting.pop()
+        node, output = waiting.pop()
         if node is None or node in seen or _JOINED in node.metadata:
             continue
         seen.add(node)
-        use = use_at(node)
-        if use is not None and use.part.rows is not None:
-            names = sorted({target.slot.name for operand in use.targets for target in operand})
+        used = used_at(node, output)
+        if used is not None and used[0].rows is not None:
+            names = used[1]
             raise UnsupportedOperation(
                 f"the losses depend on a tensor that was computed from {', '.join(names)} and didn't come out of the "
                 "model's outputs (a forward hook or a closure kept it). Samples of this batch ran in parts, and it is of one "
                 "part only: return it from forward(), or compute the losses in a function of the samples alone: "
                 "engine.per_sample(function, inputs)"
             )
-        waiting += [following for following, _ in node.next_functions]
+        waiting += node.next_functions

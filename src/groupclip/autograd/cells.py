@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -23,19 +23,24 @@ class Cell(Generic[Key]):
         batch: B.
         rows: ``[K]`` which samples; None: all.
         uses: key -> one entry a use.
-        joined: from samples that ran one at a time: no form was chosen for them together.
     """
 
     batch: int
     rows: Tensor | None
     uses: dict[Key, list[PerSample]]
-    joined: bool = False
 
     def placed(self, values: Tensor) -> Tensor:
         """Return ``[K]`` values of these samples in ``[B]``, zero elsewhere."""
         rows = self.rows
         assert rows is not None
         return values.new_zeros(self.batch).index_copy(0, rows.to(values.device), values)
+
+
+def placed(singles: Sequence[tuple[Part, Tensor]]) -> Tensor:
+    """Return values ``[1]`` of samples that ran by themselves in ``[B]``, zero elsewhere."""
+    part, value = singles[0]
+    rows = torch.tensor([part.row for part, _ in singles], device=value.device)
+    return value.new_zeros(part.batch).index_copy(0, rows, torch.cat([value for _, value in singles]))
 
 
 def cells_of(booked: dict[Key, list[tuple[Part, PerSample]]]) -> list[Cell[Key]]:
@@ -49,8 +54,6 @@ def cells_of(booked: dict[Key, list[tuple[Part, PerSample]]]) -> list[Cell[Key]]
     first = next(iter(parts.values()))
     if len(parts) == 1 and first.rows is None and first.batch:
         return [_of_all(first.batch, booked)]
-    if (cell := _of_singles(list(parts.values()), booked)) is not None:
-        return [cell]
     cells: list[Cell[Key]] = []
     for batch in dict.fromkeys(part.batch for part in parts.values()):
         same = {i: part for i, part in parts.items() if part.batch == batch}
@@ -66,31 +69,6 @@ def _of_all(batch: int, booked: dict[Key, list[tuple[Part, PerSample]]]) -> Cell
         uses = booked.pop(key)
         together[key] = [uses[0][1]] if len(uses) == 1 else [grads for _, grads in uses]
     return Cell(batch, None, together)
-
-
-def _of_singles(parts: list[Part], booked: dict[Key, list[tuple[Part, PerSample]]]) -> Cell[Key] | None:
-    """Return samples that ran one at a time and did alike: one below the other they are one cell. None where they aren't alike."""
-    if len(parts) == 1 or any(part.size != 1 or part.rows is None or part.batch != parts[0].batch for part in parts):
-        return None
-    rows = torch.cat([part.rows for part in parts if part.rows is not None])
-    if len(rows.unique()) < len(rows):
-        return None
-    sorted_out: dict[Key, list[list[PerSample]]] = {}  # of each use of a key, those of all samples
-    for key, found in booked.items():
-        by_part: dict[int, list[PerSample]] = {id(part): [] for part in parts}
-        for part, grads in found:
-            by_part[id(part)].append(grads)
-        if len({len(grads) for grads in by_part.values()}) > 1:
-            return None
-        uses = [list(use) for use in zip(*by_part.values(), strict=True)]
-        if not all(use[0].stacks(other) for use in uses for other in use[1:]):
-            return None
-        sorted_out[key] = uses
-    booked.clear()
-    stacked: dict[Key, list[PerSample]] = {}
-    for key in list(sorted_out):
-        stacked[key] = [use[0].stack(use[1:]) for use in sorted_out.pop(key)]
-    return Cell(parts[0].batch, rows, stacked, joined=True)
 
 
 def _of_nobody(found: dict[Key, list[tuple[Part, PerSample]]]) -> Cell[Key]:

@@ -1,13 +1,14 @@
 """Every operation that uses a private parameter goes to a rule that keeps samples apart.
 
 ``attach`` gives each trainable parameter the class :class:`PrivateParameter`, in place (:mod:`groupclip.autograd.tensors`). Its
-``__torch_function__`` sends every operation to :func:`dispatch`, which knows four ways:
+``__torch_function__`` sends every operation to :func:`dispatch`, which knows five ways:
 
 1. *derivation*: an operation on parameters alone (``w.t()``, ``1 + w``, a position embedding) gives a :class:`PrivateTensor`,
    which is in turn private until it meets a sample;
 2. a *rule* (:mod:`groupclip.rules`) for the operation on all samples of a part: closed forms, fast;
 3. *spreading*: each sample gets the parameter expanded for it, and its gradient comes out instantiated: any operation, exact;
-4. beside the model's own forward pass, where nothing tells whose rows are whose: credit by loss (:mod:`groupclip.autograd.beside`).
+4. *copies*, where a sample runs by itself: what comes out of its graph is its gradient (:mod:`groupclip.autograd.own`);
+5. beside the model's own forward pass, where nothing tells whose rows are whose: credit by loss (:mod:`groupclip.autograd.beside`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from ..persample.base import PerSample
 from ..persample.dense import Dense
 from .beside import use_beside
 from .derived import derive
-from .operation import DERIVED, RULE, VMAP, Call, NotSplit, tape_of
+from .operation import DERIVED, RULE, SLOW, VMAP, Call, NotSplit, is_in_place, tape_of
+from .own import LOOKUPS, run_on_own
 from .reads import run
 from .tap import tap
 from .tensors import PRIVATE_TYPES, Private, PrivateParameter, PrivateTensor, send_uses_to, targets
@@ -118,6 +120,12 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any
             )
         if hooks_on_saved(True) is not None:
             tape.follow_checkpoint()
+        if part.level == NATIVE and plain and func not in CHECKS and func not in LOOKUPS and not is_in_place(func):
+            slots = {id(p): p._slot for p in privates if type(p) is PrivateParameter and p._slot is not None}
+            if len(slots) == len({id(p) for p in privates}):
+                if tape.observer is not None:
+                    tape.observer.used([slot.name for slot in slots.values()], func.__name__, SLOW)
+                return run_on_own(part, func, args, kwargs, slots)
         return split(Call(tape, part, func, args, kwargs, privates, plain))
 
 

@@ -10,6 +10,7 @@ branches and any order of execution.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,8 +23,9 @@ from torch.autograd.function import once_differentiable
 from ..errors import GroupClipError, PrivacyViolation
 from ..persample.base import PerSample
 from ..persample.combine import combine
-from .cells import cells_of
+from .cells import cells_of, placed
 from .clipped import clipped
+from .own import Own
 from .pass_state import ELSEWHERE, INSIDE, Tape, in_backward
 from .slot import Slot
 from .vmap import Part, below
@@ -74,6 +76,11 @@ class Gate:
         self._uses: dict[Slot, list[weakref.ref[Any]]] = {}
         self._leaves: dict[Slot, Tensor] = {}
         self._targets: dict[Slot, list[Target]] = {}
+        self._owns: dict[Part, Own] = {}
+        self._own_of: dict[tuple[int, int], Own] = {}  # (batch, row) -> of a sample that runs by itself
+        self._making = threading.Lock()
+        self._clipped: list[tuple[Part, Tensor]] = []  # samples that are clipped already, with their norms
+        self._sums: dict[Slot, Tensor] = {}  # of them
         self.token: Tensor | None = _open(self, *[slot.param for slot in group.slots])
         assert self.token is not None and self.token.grad_fn is not None
         self.token.grad_fn._set_sequence_nr(_FIRST)  # pyright: ignore[reportAttributeAccessIssue]
@@ -94,6 +101,23 @@ class Gate:
         """Let go of what refers to the gate, so that what it holds is freed at once: no use follows any more."""
         self.token = None
         self._targets.clear()
+        self._owns.clear()
+        self._own_of.clear()
+
+    def own(self, part: Part) -> Own:
+        """Return the copies of the parameters of a sample that runs by itself: the same in all calls of a pass.
+
+        A sample is clipped when the gradients of its copies are complete; a second set of copies would be clipped apart.
+        """
+        found = self._owns.get(part)
+        if found is None:
+            with self._making:
+                key = (part.batch, part.row)
+                found = self._own_of.get(key)
+                if found is None:
+                    found = self._own_of[key] = Own(self, part)
+                self._owns[part] = found
+        return found
 
     def expect(self, slot: Slot, use: weakref.ref[Any]) -> None:
         """Announce a use of the parameter whose backward is to come."""
@@ -127,6 +151,33 @@ class Gate:
         else:
             self._booked.setdefault(slot, []).append((part, grads))
 
+    def book_own(self, part: Part, uses: dict[Slot, list[PerSample]]) -> None:
+        """Clip a sample that ran by itself, all of whose gradients are in ``uses``; it waits for what it did beside others."""
+        if self._is_beside_others(part.row):
+            for slot, found in uses.items():
+                self._booked.setdefault(slot, []).extend((part, grads) for grads in found)
+            return
+        norms, sums = self._clip({slot: combine(uses.pop(slot)) for slot in list(uses)}, part.batch)
+        self._clipped.append((part, norms))
+        _add(self._sums, sums)
+
+    def _is_beside_others(self, row: int) -> bool:
+        """Return whether the sample is in a use of several samples together, in another call of the pass."""
+        for uses in self._uses.values():
+            for reference in uses:
+                use = reference()
+                if use is not None and (use.part.rows is None or bool((use.part.rows == row).any())):
+                    return True
+        return False
+
+    def _clip(self, grads: dict[Slot, PerSample], batch: int) -> tuple[Tensor, dict[Slot, Tensor]]:
+        """Return the norms of samples, and their sums of clipped gradients. ``grads`` is emptied."""
+        tape = self.group.tape
+        if tape.observer is not None:
+            for slot, samples in grads.items():
+                tape.observer.normed(slot.name, samples.method)
+        return clipped(grads, tape.clip, self.group.threshold, tape.scale(batch))
+
     def is_lone(self, slot: Slot) -> bool:
         """Return whether the use of the parameter that is about to be booked is its only one."""
         if slot in self._booked:
@@ -147,40 +198,43 @@ class Gate:
             self.group.gate = None
         tape = self.group.tape
         tape.ended.add(self.group.name)
-        cells = cells_of(self._booked)
+        cells, apart, totals = cells_of(self._booked), self._clipped, self._sums
         self._booked.clear()
-        if not cells:
+        self._clipped, self._sums = [], {}
+        sizes = {cell.batch for cell in cells} | {part.batch for part, _ in apart}
+        if not sizes:
             return [None] * len(self.group.slots)
-        sizes = {cell.batch for cell in cells}
         if len(sizes) > 1:
             raise PrivacyViolation(
                 f"group {self.group.name!r} was used with batches of different sizes {sorted(sizes)} in one backward pass; "
                 "each loss must come from forward passes over the same samples"
             )
-        scale = tape.scale(sizes.pop())
-        norms: list[Tensor] = []
-        totals: dict[Slot, Tensor] = {}
+        norms = [placed(apart)] if apart else []
         while cells:
             cell = cells.pop(0)
             grads: dict[Slot, PerSample] = {}
             for slot in list(cell.uses):
                 uses = cell.uses.pop(slot)  # what is joined is freed
                 grads[slot] = uses[0] if len(uses) == 1 else combine(uses)
-                if cell.joined:
-                    grads[slot] = grads[slot].settle(slot.method)
                 del uses  # or the last of them would live through the clipping
-            if tape.observer is not None:
-                for slot, samples in grads.items():
-                    tape.observer.normed(slot.name, samples.method)
-            found, sums = clipped(grads, tape.clip, self.group.threshold, scale)
+            found, sums = self._clip(grads, cell.batch)
             norms.append(found if cell.rows is None else cell.placed(found))
-            for slot, total in sums.items():
-                totals[slot] = total if slot not in totals else totals[slot] + total
+            _add(totals, sums)
         tape.report(self.group.name, norms[0] if len(norms) == 1 else torch.stack(norms).sum(dim=0))
         return [
             slot.deliver(totals.pop(slot).reshape(slot.param.shape)) if slot in totals else None
             for slot in self.group.slots
         ]
+
+
+_add_to_all: Callable[[list[Tensor], list[Tensor]], None] = torch._foreach_add_  # pyright: ignore[reportPrivateImportUsage]
+
+
+def _add(totals: dict[Slot, Tensor], sums: dict[Slot, Tensor]) -> None:
+    both = [slot for slot in sums if slot in totals]
+    if both:
+        _add_to_all([totals[slot] for slot in both], [sums.pop(slot) for slot in both])
+    totals.update(sums)
 
 
 @dataclass(frozen=True, eq=False)

@@ -47,7 +47,7 @@ class Call:
     @property
     def in_place(self) -> bool:
         """Whether the operation changes its first operand."""
-        return self.name == "__setitem__" or (self.name.endswith("_") and not self.name.endswith("__"))
+        return is_in_place(self.func)
 
     @staticmethod
     def is_private(value: object) -> bool:
@@ -99,6 +99,12 @@ class Call:
             self.tape.observer.used(names, self.name, way if self.part.level else SLOW)
 
 
+def is_in_place(func: Any) -> bool:
+    """Return whether the operation changes its first operand."""
+    name = getattr(func, "__name__", str(func))
+    return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+
+
 def tape_of(privates: Sequence[Private], func: Any) -> Tape:
     """Return the tape of the engine whose parameters these are.
 
@@ -119,4 +125,4 @@ def tape_of(privates: Sequence[Private], func: Any) -> Tape:
     return tape
 
 
-__all__ = ["DERIVED", "RULE", "SLOW", "VMAP", "Call", "NotSplit", "tape_of"]
+__all__ = ["DERIVED", "RULE", "SLOW", "VMAP", "Call", "NotSplit", "is_in_place", "tape_of"]

@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from ..persample.base import PerSample
 from .gate import Gate, Target
+from .own import Own
 from .pass_state import in_backward
 from .vmap import Part, below
 
@@ -27,6 +28,7 @@ class _Use:
     def __init__(self, part: Part, targets: Sequence[Sequence[Target]], book: Book) -> None:
         self.part, self.targets, self.book = part, targets, book
         self.gates: list[Gate] = []
+        alone = part.by_itself
         announced = not in_backward()  # a checkpoint's recomputation only refills the saved tensors of the first forward
         itself = weakref.ref(self)
         for operand in targets:
@@ -34,7 +36,7 @@ class _Use:
                 gate = target.gate
                 if gate not in self.gates:
                     self.gates.append(gate)
-                if announced:
+                if announced and not alone:
                     gate.expect(target.slot, itself)
 
     def arrived(self, saved: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
@@ -53,7 +55,10 @@ class _Use:
             for operand, samples in zip(self.targets, self.book(saved, grads), strict=True):
                 for target in operand:
                     own = samples if target.pull is None else target.pull(samples)
-                    target.gate.book(target.slot, self.part, own)
+                    if self.part.by_itself:
+                        target.gate.own(self.part).book(target.slot, own)
+                    else:
+                        target.gate.book(target.slot, self.part, own)
 
 
 class _Tap(torch.autograd.Function):
@@ -101,12 +106,19 @@ def tap(
         book: see :data:`Book`; one :class:`PerSample` an operand.
     """
     use = _Use(part, targets, book)
-    tokens = [gate.token for gate in use.gates if gate.token is not None]
+    if part.by_itself and not in_backward():
+        tokens = [gate.own(part).token for gate in use.gates]
+    else:
+        tokens = [gate.token for gate in use.gates if gate.token is not None]
     result = _tap(use, tuple([t.detach() for t in saved]), len(outputs), *outputs, *tokens)
     return result if isinstance(result, tuple) else (result,)
 
 
-def use_at(node: Any) -> _Use | None:
-    """Return the use of parameters whose gradients arrive at this node of autograd's graph; None at another node."""
-    use = getattr(node, "use", None)
-    return use if isinstance(use, _Use) else None
+def used_at(node: Any, output: int) -> tuple[Part, list[str]] | None:
+    """Return whose use of which parameters is at this output of a node of autograd's graph; None where there is none."""
+    use, own = getattr(node, "use", None), getattr(node, "own", None)
+    if isinstance(use, _Use):
+        return use.part, sorted({target.slot.name for operand in use.targets for target in operand})
+    if isinstance(own, Own):
+        return own.part, [own.name_at(output)]
+    return None

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from types import TracebackType
 from typing import Any
 
@@ -32,12 +33,23 @@ class Part:
         size: how many.
         batch: B.
         level: of vmap; :data:`NATIVE` where one sample runs by itself.
+        by_itself: one sample runs by itself, without vmap.
     """
 
     rows: Tensor | None
     size: int
     batch: int
     level: int
+    by_itself: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "by_itself", self.level == NATIVE and self.rows is not None)
+
+    @cached_property
+    def row(self) -> int:
+        """Which sample of the batch it is that runs by itself."""
+        assert self.rows is not None and self.size == 1
+        return int(self.rows)
 
     def holds(self, x: Tensor) -> bool:
         """Return whether a logical tensor differs from sample to sample; what one sample runs on by itself is its own."""

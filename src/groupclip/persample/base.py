@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -59,15 +58,6 @@ class PerSample(ABC):
     @abstractmethod
     def select(self, index: Tensor) -> PerSample:
         """Return the gradients of the samples ``index`` (``[K]`` integers) alone."""
-
-    def stacks(self, other: PerSample) -> bool:
-        """Return whether :meth:`stack` can put the gradients of other samples below these."""
-        del other
-        return False
-
-    def stack(self, others: Sequence[PerSample]) -> PerSample:
-        """Return the gradients of these samples and, below them, of others, each of which :meth:`stacks`."""
-        raise NotImplementedError
 
     def settle(self, method: str) -> PerSample:
         """Return the form to keep until the group ends, its norms computed. ``method`` is one of ``norms.METHODS``."""

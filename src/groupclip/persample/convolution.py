@@ -6,7 +6,6 @@ channels, T output pixels, k kernel pixels. A convolution is a linear map of unf
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -109,18 +108,6 @@ class Convolution(MayCancel):
     def select(self, index: Tensor) -> Convolution:
         chosen = Convolution(self.x.index_select(0, index), self.g.index_select(0, index), self.geometry)
         return chosen._knowing(self, index)
-
-    def stacks(self, other: PerSample) -> bool:
-        return (
-            isinstance(other, Convolution)
-            and other.geometry == self.geometry
-            and other.x.shape[1:] == self.x.shape[1:]
-            and other.g.shape[1:] == self.g.shape[1:]
-        )
-
-    def stack(self, others: Sequence[PerSample]) -> Convolution:
-        all_of = [self, *(other for other in others if isinstance(other, Convolution))]
-        return Convolution(torch.cat([c.x for c in all_of]), torch.cat([c.g for c in all_of]), self.geometry)
 
     def settle(self, method: str) -> PerSample:
         if method == AUTO:

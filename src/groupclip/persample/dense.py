@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -44,6 +42,8 @@ class Dense(PerSample):
         return lost(self._wide, self.grads.shape[1:].numel())
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
+        if self.grads.shape[0] == 1:  # a product with one row is slower than a product of numbers
+            return self.grads[0].to(self._wide) * factors.to(self._wide)
         rows = self.rows().to(self._wide)
         return torch.mv(rows.t(), factors.to(self._wide)).view(self.grads.shape[1:])
 
@@ -52,12 +52,6 @@ class Dense(PerSample):
 
     def select(self, index: Tensor) -> Dense:
         return Dense(self.grads.index_select(0, index))
-
-    def stacks(self, other: PerSample) -> bool:
-        return type(other) is type(self) and isinstance(other, Dense) and other.grads.shape[1:] == self.grads.shape[1:]
-
-    def stack(self, others: Sequence[PerSample]) -> Dense:
-        return Dense(torch.cat([self.grads, *(other.grads for other in others if isinstance(other, Dense))]))
 
     def settle(self, method: str) -> Dense:
         del method

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -85,19 +83,6 @@ class Lookup(PerSample):
         chosen = Lookup(self.ids.index_select(0, index), self.g.index_select(0, index), self.rows)
         chosen._dtype, chosen._added_up = self._dtype, self._added_up
         return chosen
-
-    def stacks(self, other: PerSample) -> bool:
-        return (
-            isinstance(other, Lookup)
-            and (other.rows, other._added_up, other._dtype) == (self.rows, self._added_up, self._dtype)
-            and other.g.shape[1:] == self.g.shape[1:]
-        )
-
-    def stack(self, others: Sequence[PerSample]) -> Lookup:
-        all_of = [self, *(other for other in others if isinstance(other, Lookup))]
-        stacked = Lookup(torch.cat([o.ids for o in all_of]), torch.cat([o.g for o in all_of]), self.rows)
-        stacked._dtype, stacked._added_up = self._dtype, self._added_up
-        return stacked
 
     def settle(self, method: str) -> Lookup:
         del method

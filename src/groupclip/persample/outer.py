@@ -5,8 +5,6 @@ Legend: B samples, T positions that share the weight, d inputs, p outputs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -88,18 +86,6 @@ class Outer(MayCancel):
     def select(self, index: Tensor) -> Outer:
         chosen = Outer(self.a.index_select(0, index), self.g.index_select(0, index), self.inputs_first)
         return chosen._knowing(self, index)
-
-    def stacks(self, other: PerSample) -> bool:
-        return (
-            isinstance(other, Outer)
-            and other.inputs_first == self.inputs_first
-            and other.a.shape[1:] == self.a.shape[1:]
-            and other.g.shape[1:] == self.g.shape[1:]
-        )
-
-    def stack(self, others: Sequence[PerSample]) -> Outer:
-        all_of = [self, *(other for other in others if isinstance(other, Outer))]
-        return Outer(torch.cat([o.a for o in all_of]), torch.cat([o.g for o in all_of]), self.inputs_first)
 
     def transposed(self) -> Outer:
         """Return the gradients of the transposed weight."""
