@@ -62,6 +62,7 @@ class Kept:
         self._before = {module: dict(module.__dict__) for module in modules}
         self._contents: dict[int, tuple[Any, Any]] = {}
         self._containers: dict[nn.Module, list[str]] = {}  # names
+        self._is_as_before = True
         for module, held in self._before.items():
             for name, value in held.items():
                 if (type(value) is dict or type(value) is list) and name not in _OF_MODULES:
@@ -79,6 +80,7 @@ class Kept:
 
     def now(self) -> Iterator[tuple[nn.Module, str, Any]]:
         """Yield the attributes that may have changed: another object, or a list or dictionary."""
+        self._is_as_before = not self._containers
         for module, before in self._before.items():
             held = module.__dict__
             # Most modules leave nothing, which is quick to see: the very same objects under the same names.
@@ -86,9 +88,15 @@ class Kept:
                 for name in self._containers.get(module, ()):
                     yield module, name, before[name]
                 continue
+            self._is_as_before = False
             for name, value in held.items():
                 if name not in _OF_MODULES and (value is not before.get(name, MISSING) or id(value) in self._contents):
                     yield module, name, value
+
+    def put_back_if_moved(self) -> None:
+        """Put the attributes back, unless the last look (:meth:`now`, to its end), after which nothing ran, found nothing moved."""
+        if not self._is_as_before:
+            self.put_back()
 
     def put_back(self) -> None:
         """Put the attributes back as they were."""

@@ -74,7 +74,7 @@ class Published:
         if self._kept is None:
             self._kept = Kept(self._modules)
         else:
-            self._kept.put_back()
+            self._kept.put_back_if_moved()
 
     def left_behind(self, part: Part) -> Left:
         """Return what a run left of its samples on modules. Buffers and containers get back what they held before."""

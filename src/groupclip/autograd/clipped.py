@@ -15,14 +15,15 @@ from .slot import Slot
 
 
 def clipped(
-    grads: dict[Slot, PerSample], clip: ClipFunction, threshold: float, scale: float
-) -> tuple[Tensor, dict[Slot, Tensor]]:
-    """Return norms ``[B]`` of the gradients of one group, and its sums of clipped gradients: by parameter, flat or in its shape.
+    grads: dict[Slot, PerSample], clip: ClipFunction, threshold: float, scale: float, totals: dict[Slot, Tensor]
+) -> Tensor:
+    """Clip the gradients of one group, and return their norms ``[B]``.
 
     Args:
         grads: of each parameter. Is emptied: what isn't needed any more is freed.
         clip, threshold: the clip function, and R of the group.
         scale: what the gradients are to be multiplied by.
+        totals: the sums of clipped gradients are added to these, of each parameter flat or in its shape.
     """
     dtypes = [slot.param.dtype for slot in grads]
     parts = joint(grads)
@@ -32,10 +33,9 @@ def clipped(
     if not bool(finite.all()):  # zero times infinity is not zero: such samples must be left out of the products
         keep = finite.nonzero().flatten()
         factors, parts = factors[keep], [part.select(keep) for part in parts]
-    sums: dict[Slot, Tensor] = {}
     while parts:
-        sums.update(parts.pop(0).sums(factors))
-    return norms, sums
+        parts.pop(0).add_to(totals, factors)
+    return norms
 
 
 #: The unit roundoff of each dtype that gradients have.

@@ -157,9 +157,8 @@ class Gate:
             for slot, found in uses.items():
                 self._booked.setdefault(slot, []).extend((part, grads) for grads in found)
             return
-        norms, sums = self._clip({slot: combine(uses.pop(slot)) for slot in list(uses)}, part.batch)
-        self._clipped.append((part, norms))
-        _add(self._sums, sums)
+        grads = {slot: combine(uses.pop(slot)) for slot in list(uses)}
+        self._clipped.append((part, self._clip(grads, part.batch, self._sums)))
 
     def _is_beside_others(self, row: int) -> bool:
         """Return whether the sample is in a use of several samples together, in another call of the pass."""
@@ -170,13 +169,13 @@ class Gate:
                     return True
         return False
 
-    def _clip(self, grads: dict[Slot, PerSample], batch: int) -> tuple[Tensor, dict[Slot, Tensor]]:
-        """Return the norms of samples, and their sums of clipped gradients. ``grads`` is emptied."""
+    def _clip(self, grads: dict[Slot, PerSample], batch: int, totals: dict[Slot, Tensor]) -> Tensor:
+        """Return the norms of samples; their sums of clipped gradients are added to ``totals``. ``grads`` is emptied."""
         tape = self.group.tape
         if tape.observer is not None:
             for slot, samples in grads.items():
                 tape.observer.normed(slot.name, samples.method)
-        return clipped(grads, tape.clip, self.group.threshold, tape.scale(batch))
+        return clipped(grads, tape.clip, self.group.threshold, tape.scale(batch), totals)
 
     def is_lone(self, slot: Slot) -> bool:
         """Return whether the use of the parameter that is about to be booked is its only one."""
@@ -217,24 +216,13 @@ class Gate:
                 uses = cell.uses.pop(slot)  # what is joined is freed
                 grads[slot] = uses[0] if len(uses) == 1 else combine(uses)
                 del uses  # or the last of them would live through the clipping
-            found, sums = self._clip(grads, cell.batch)
+            found = self._clip(grads, cell.batch, totals)
             norms.append(found if cell.rows is None else cell.placed(found))
-            _add(totals, sums)
         tape.report(self.group.name, norms[0] if len(norms) == 1 else torch.stack(norms).sum(dim=0))
         return [
             slot.deliver(totals.pop(slot).reshape(slot.param.shape)) if slot in totals else None
             for slot in self.group.slots
         ]
-
-
-_add_to_all: Callable[[list[Tensor], list[Tensor]], None] = torch._foreach_add_  # pyright: ignore[reportPrivateImportUsage]
-
-
-def _add(totals: dict[Slot, Tensor], sums: dict[Slot, Tensor]) -> None:
-    both = [slot for slot in sums if slot in totals]
-    if both:
-        _add_to_all([totals[slot] for slot in both], [sums.pop(slot) for slot in both])
-    totals.update(sums)
 
 
 @dataclass(frozen=True, eq=False)

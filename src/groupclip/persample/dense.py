@@ -47,6 +47,10 @@ class Dense(PerSample):
         rows = self.rows().to(self._wide)
         return torch.mv(rows.t(), factors.to(self._wide)).view(self.grads.shape[1:])
 
+    def add_to(self, total: Tensor, factors: Tensor) -> None:
+        """Add the weighted gradient of one sample to ``total``, in its dtype and without a copy."""
+        total.addcmul_(self.grads[0].to(total.dtype).view_as(total), factors.to(total.dtype))
+
     def instantiate(self) -> Tensor:
         return self.grads
 

@@ -25,6 +25,7 @@ AUTO, GRAM, INSTANTIATED = METHODS
 CANCELLATION = 3e-3
 
 _BLOCK = 1 << 20  # columns whose squares are summed in float32 before float64 takes over
+_BLOCK_OF_ONE = 1 << 16  # of one sample's, which follow one another: their squares stay in the processor's cache
 
 #: How far a product of the Gram form may be from the true one, in roundings, of n numbers each: the first, and sqrt(n) times
 #: the second. No proof: four times the most that a search found.
@@ -61,10 +62,11 @@ def square_sums(x: Tensor) -> Tensor:
     """
     rows = x if x.dim() == 2 else x.flatten(1) if x.dim() > 1 else x.unsqueeze(1)
     wide = _WIDE.get(x.dtype, torch.float32)
-    if rows.shape[1] <= _BLOCK:
+    most = _BLOCK if rows.shape[0] > 1 else _BLOCK_OF_ONE
+    if rows.shape[1] <= most:
         return rows.to(wide).square().sum(dim=1)
     total = torch.zeros(rows.shape[0], dtype=torch.float64, device=x.device)
-    for block in rows.split(_BLOCK, dim=1):
+    for block in rows.split(most, dim=1):
         total += block.to(wide).square().sum(dim=1)
     return total.to(wide)
 

@@ -38,6 +38,18 @@ class Joint(Generic[Key]):
             return ((self.keys[0], total),)
         return zip(self.keys, map(torch.clone, total.split(self.widths)), strict=True)
 
+    def add_to(self, totals: dict[Key, Tensor], factors: Tensor) -> None:
+        """Add each tensor's weighted sum to those in ``totals``."""
+        one = self.samples
+        if isinstance(one, Dense) and one.num_samples == 1 and not self.widths and self.keys[0] in totals:
+            one.add_to(totals[self.keys[0]], factors)
+            return
+        for key, total in self.sums(factors):
+            if key in totals:
+                totals[key].add_(total.view_as(totals[key]))
+            else:
+                totals[key] = total
+
     def select(self, index: Tensor) -> Joint[Key]:
         return Joint(self.samples.select(index), self.keys, self.widths)
 
