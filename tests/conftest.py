@@ -1,6 +1,8 @@
 """What every test is run under, and what of the large grids the default suite runs."""
 
 import math
+import sys
+import weakref
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -33,8 +35,11 @@ def position(item: pytest.Item) -> list[int]:
 
 @pytest.fixture(autouse=True)
 def of_no_other_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the batches that one test leaves out from the plans of another, which may be equal: tests share one process."""
+    """Keep batches and trainings of one test from another, whose plan and first weights may be equal: tests share one process."""
     monkeypatch.setattr("groupclip.sampling.claims._runs", [])
+    if "groupclip.engine.earlier" in sys.modules:
+        monkeypatch.setattr("groupclip.engine.earlier._under_way", weakref.WeakSet())
+        monkeypatch.setattr("groupclip.engine.earlier._by_content", {})
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects

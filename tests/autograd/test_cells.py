@@ -44,8 +44,9 @@ def gradients(booked: Booked, key: str, row: int) -> torch.Tensor:
 
 def in_order(rows: list[int]) -> Booked:
     parts = {row: single(row) for row in rows}
+    weights: list[tuple[Part, PerSample]] = [(parts[r], outer(r)) for r in rows]
     return {
-        "weight": [(parts[r], outer(r)) for r in rows] + [(parts[r], outer(r + 10)) for r in reversed(rows)],
+        "weight": weights + [(parts[r], outer(r + 10)) for r in reversed(rows)],
         "bias": [(parts[r], dense(r)) for r in rows],
         "table": [(parts[r], lookup(r)) for r in reversed(rows)],
     }

@@ -174,6 +174,27 @@ def test_other_models_are_not_meant() -> None:
 
 
 @pytest.mark.parametrize("detached", [False, True])
+def test_a_few_numbers_do_not_tell_a_training(detached: bool) -> None:
+    """Two models that share a bias are two models; where there is nothing but few numbers, they are all that tells."""
+    first = private(ENTRY.model(), 1)
+    other = ENTRY.model(seed=3)
+    assert first.model[0].bias.numel() < 16  # type: ignore[index]
+    other[0].bias.data.copy_(first.model[0].bias.detach())  # type: ignore[index]
+    small, copied = nn.Linear(3, 2), nn.Linear(3, 2)
+    batch = torch.randn(4, 3)
+    optimizer = torch.optim.SGD(small.parameters(), lr=0.1)
+    second = gc.attach(small, optimizer, "all-layer", plan())
+    second.backward(small(batch).square().sum(1))
+    optimizer.step()
+    copied.load_state_dict(small.state_dict())
+    if detached:
+        first.detach()
+        second.detach()
+    assert attached(other)[2].record(delta=DELTA).earlier == ()
+    assert [e.steps for e in attached(copied)[2].record(delta=DELTA).earlier] == [1]
+
+
+@pytest.mark.parametrize("detached", [False, True])
 def test_a_start_that_models_share_was_not_trained(detached: bool) -> None:
     """One seed gives two models the same weights; a step of the first was counted, and never taken."""
     first = private(ENTRY.model(), 1)

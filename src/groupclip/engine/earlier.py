@@ -35,7 +35,7 @@ class Training:
         self._slots, self._ledger = slots, ledger
         self.before = before
         self._number = next(numbers)
-        self._untrained = frozenset(map(_content, _weights(s.param for s in slots)))
+        self._untrained = frozenset(_contents(s.param for s in slots))
         with _lock:
             _under_way.add(self)
 
@@ -75,13 +75,13 @@ class Training:
 
     def _moved(self) -> list[str]:
         """Return what its weights hold: a start that many models share (a seed, a pretrained one) was not trained here."""
-        return [key for key in map(_content, _weights(s.param for s in self._slots)) if key and key not in self._untrained]
+        return [key for key in _contents(s.param for s in self._slots) if key not in self._untrained]
 
 
 def earlier_trainings(params: Iterable[nn.Parameter]) -> tuple[EarlierTraining, ...]:
     """Return what is known to this process of trainings of these weights, the latest last."""
     params = list(params)
-    contents = {key: None for key in map(_content, _weights(params)) if key}
+    contents = dict.fromkeys(_contents(params))
     with _lock:
         same = [e for key in contents for e in _by_content.get(key, ())]
         maybe = [e for p in params for e in _by_parameter.get(p, ())]
@@ -92,9 +92,15 @@ def earlier_trainings(params: Iterable[nn.Parameter]) -> tuple[EarlierTraining, 
     return tuple(found[number] for number in sorted(found))
 
 
-def _weights(params: Iterable[Tensor]) -> list[Tensor]:
+def _contents(params: Iterable[Tensor]) -> list[str]:
+    """Return names for what these weights hold. A few numbers say little: the first step of Adam moves each by +lr or -lr.
+
+    So only weights of some size are told by what they hold, where there are such.
+    """
     with torch._C.DisableTorchFunctionSubclass():
-        return [p.detach() for p in params]
+        weights = [p.detach() for p in params]
+    telling = [w for w in weights if w.numel() >= _TELLING]
+    return [key for key in map(_content, telling or weights) if key]
 
 
 def _content(weight: Tensor) -> str:
@@ -109,6 +115,7 @@ def _content(weight: Tensor) -> str:
     return digest.hexdigest()
 
 
+_TELLING = 16  # numbers
 _lock = threading.Lock()
 _under_way: weakref.WeakSet[Training] = weakref.WeakSet()
 _by_parameter: Any = WeakTensorKeyDictionary()  # parameter -> what was spent on it
