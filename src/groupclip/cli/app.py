@@ -19,6 +19,7 @@ from .check import check
 from .epsilon import epsilon
 from .memory import plan
 from .reproduce import reproduce
+from .statement import statement
 from .train import train
 
 FAILED = 1
@@ -38,7 +39,7 @@ def app() -> None:
     """
 
 
-for command in (train, check, audit, calibrate, epsilon, budget, plan, bound, reproduce, bench):
+for command in (train, check, audit, calibrate, epsilon, budget, statement, plan, bound, reproduce, bench):
     app.add_command(command)
 
 
