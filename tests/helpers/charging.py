@@ -13,6 +13,9 @@ from groupclip.privacy.budget import Budget
 path, entry = sys.argv[1:3]
 last = int(sys.argv[3]) if len(sys.argv) > 3 else None
 budget = Budget(path)
+if last is None:  # one of several: they begin together
+    print("ready", flush=True)
+    sys.stdin.readline()
 try:
     while True:
         step = budget.charge(entry)

@@ -1,5 +1,6 @@
 """A budget is one figure over everything that was entered, is never overdrawn, and loses nothing."""
 
+import dataclasses
 import errno
 import json
 import math
@@ -139,12 +140,18 @@ def test_kill_9_loses_no_charge(path, torn):
 
 
 def test_two_processes_charge_in_turn_and_together_never_too_much(path):
-    reservation = budget(path).reserve(PLAN)
+    reservation = budget(path).reserve(dataclasses.replace(PLAN, steps=400))
     command = [sys.executable, str(CHARGING), str(path), reservation.name]
-    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    told = [int(line) for process in both for line in process.communicate()[0].split()]
-    assert sorted(told) == list(range(1, 41)) and all(process.returncode == 0 for process in both)
-    assert Budget(path).taken(reservation.name) == 40
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    both = [subprocess.Popen(command, **pipes) for _ in range(2)]
+    assert [process.stdout.readline() for process in both] == ["ready\n"] * 2
+    for process in both:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    each = [[int(line) for line in process.communicate()[0].split()] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert sorted(each[0] + each[1]) == list(range(1, 401))
+    assert Budget(path).taken(reservation.name) == 400
 
 
 class FullDisk:
