@@ -46,10 +46,10 @@ CLIPPING = (
         "tests/engine/test_backward.py::test_equals_the_loop_in_float64",
         (
             "autograd/clipped.py",
-            "sums.update(parts.pop(0).sums(factors))",
+            "parts.pop(0).add_to(totals, factors)",
             "part = parts.pop(0)\n"
             "        bias = any(slot.name.endswith('bias') for slot in part.keys)\n"
-            "        sums.update(part.sums(torch.ones_like(factors) if bias else factors))",
+            "        part.add_to(totals, torch.ones_like(factors) if bias else factors)",
         ),
     ),
     mutant(
@@ -413,9 +413,15 @@ ALONE = (
         "tests/alone/test_attributes.py",
         (
             "alone/published.py",
-            "            self._kept.put_back()\n\n    def left_behind",
+            "            self._kept.put_back_if_moved()\n\n    def left_behind",
             "            pass\n\n    def left_behind",
         ),
+    ),
+    mutant(
+        "what a sample left taken for nothing",
+        "no sample is in sight of another",
+        "tests/alone/test_attributes.py",
+        ("alone/attributes.py", "            self._is_as_before = False\n", "            pass\n"),
     ),
     mutant(
         "a list with an entry for each sample given to every sample",
