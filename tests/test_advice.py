@@ -6,6 +6,7 @@ Models, losses and passes are here; steps, states and batches in ``test_advice_r
 from __future__ import annotations
 
 import copy
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -787,30 +788,57 @@ class Forces(nn.Module):
 
 
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
-@pytest.mark.parametrize("way", ["torch.func.grad", "torch.func.vjp"])
-@pytest.mark.parametrize("before", ["torch.autograd.grad", "of a hidden layer"])
-def test_gradients_inside_the_model(before: str, way: str, reduction: Any) -> None:
-    model, x = Forces(before), x64(B, 3)
+@pytest.mark.parametrize("way", ["torch.func.grad", "torch.func.vjp", "torch.autograd.grad", "of a hidden layer"])
+def test_gradients_inside_the_model(way: str, reduction: Any) -> None:
+    """By torch.func on all samples at once; by autograd, which vmap can't follow, one sample at a time. Both are exact."""
+    model, x = Forces(way), x64(B, 3)
     engine = clipping(model, loss_reduction=reduction)
-    with pytest.raises(PrivacyViolation, match=r"torch\.func\.grad\(lambda x: energy\(x\)\.sum\(\)\)\(x\) in the place of"):
-        model(x)
-    model.way = way
-    engine.discard()
-    engine.backward(output_square(model, (x,)))
+    losses = output_square(model, (x,))
+    if reduction == "none":
+        engine.backward(losses)
+    else:
+        (losses.mean() if reduction == "mean" else losses.sum()).backward()
     got = gradients(model)
     groups, thresholds = members(engine.partition), dict(engine.thresholds)
     engine.detach()
-    model.way = "torch.autograd.grad"
+    model.way = way if way == "of a hidden layer" else "torch.autograd.grad"
     want = oracle.clipped_sum(model, output_square, (x,), groups, thresholds=thresholds).sums
     assert all(bool(g.any()) for name, g in got.items() if name != "net.2.bias")
     assert all(torch.allclose(g, want[name], rtol=1e-9, atol=1e-11) for name, g in got.items())
 
 
-def test_a_penalty_on_gradients_in_the_loss() -> None:
-    """By autograd it is refused; as an output of the model it is trained on."""
-    model, x = Forces("torch.func.grad"), x64(B, 3)
+@pytest.mark.parametrize("model", [Forces("torch.func.grad"), small()])
+def test_a_penalty_on_gradients_that_is_computed_outside_is_exact_or_refused(model: nn.Module) -> None:
+    def penalised(m: Any, batch: tuple[Any, ...]) -> Tensor:
+        z = batch[0].clone().requires_grad_()
+        out = m(z)
+        return out.square().sum(1) + torch.autograd.grad(out.sum(), z, create_graph=True)[0].square().sum(1)
+
+    x = x64(B, 3)
     engine = clipping(model)
-    z = x.clone().requires_grad_()
-    with pytest.raises(PrivacyViolation, match=r"torch\.func\.grad|loss_reduction"):
-        torch.autograd.grad(model(z).sum(), z, create_graph=True)
-    assert exact(model, engine, (x,))
+    try:
+        engine.backward(penalised(model, (x,)))
+    except GroupClipError as refused:
+        assert re.search(r"torch\.func\.grad|engine\.per_sample|engine\.backward", str(refused))
+        return
+    got = gradients(model)
+    groups, thresholds = members(engine.partition), dict(engine.thresholds)
+    engine.detach()
+    want = oracle.clipped_sum(model, penalised, (x,), groups, thresholds=thresholds).sums
+    assert all(torch.allclose(g, want[name], rtol=1e-9, atol=1e-11) for name, g in got.items())
+
+
+def test_gradients_of_parameters_inside_the_model() -> None:
+    """A penalty on a sample's own gradient."""
+
+    class Inner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = small()
+
+        def forward(self, x: Tensor) -> Tensor:
+            found = torch.autograd.grad(self.net(x).tanh().sum(), list(self.net.parameters()), create_graph=True)
+            return self.net(x) + torch.stack([g.square().sum() for g in found]).sum()
+
+    model, x = Inner(), x64(B, 3)
+    assert exact(model, clipping(model), (x,))

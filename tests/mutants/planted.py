@@ -296,6 +296,30 @@ ALONE = (
         ("autograd/cells.py", "[part.row for part, _ in singles]", "list(range(len(singles)))"),
     ),
     mutant(
+        "a budget charged by two processes at one moment",
+        "what is spent is counted",
+        "tests/privacy/test_budget.py",
+        ("durable.py", "            fcntl.flock(self._descriptor, fcntl.LOCK_EX)", "            pass"),
+    ),
+    mutant(
+        "an engine that doesn't charge its budget",
+        "what is spent is counted",
+        "tests/engine/test_budget.py",
+        ("privacy/ledger.py", "            self._reservation.charge(sampling)\n", "            pass\n"),
+    ),
+    mutant(
+        "steps of an open training not set aside in its budget",
+        "what is spent is counted",
+        "tests/privacy/test_budget.py",
+        ("privacy/entries.py", "return self.planned if self.is_open else self.taken", "return self.taken"),
+    ),
+    mutant(
+        "a person's samples counted as one",
+        "epsilon is an upper bound",
+        "tests/privacy/test_accounting.py",
+        ("privacy/sampled_step.py", "sigma=self.sigma / self.samples", "sigma=self.sigma"),
+    ),
+    mutant(
         "all samples take the path of the first",
         "a value that is read is the sample's own",
         "tests/autograd/test_reads.py",

@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -200,7 +201,9 @@ class Gate:
         cells, apart, totals = cells_of(self._booked), self._clipped, self._sums
         self._booked.clear()
         self._clipped, self._sums = [], {}
-        sizes = {cell.batch for cell in cells} | {part.batch for part, _ in apart}
+        sizes = set(map(_batch, cells))
+        if apart:
+            sizes.update(part.batch for part, _ in apart)
         if not sizes:
             return [None] * len(self.group.slots)
         if len(sizes) > 1:
@@ -223,6 +226,9 @@ class Gate:
             slot.deliver(totals.pop(slot).reshape(slot.param.shape)) if slot in totals else None
             for slot in self.group.slots
         ]
+
+
+_batch = attrgetter("batch")
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,7 @@ _FILE = click.option(
 
 @click.group()
 def budget() -> None:
-    """Keep what all releases on one data set may spend together, in one file.
+    """Keep what releases on one data set may spend, in one file.
 
     \b
     Example:

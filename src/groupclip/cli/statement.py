@@ -20,7 +20,9 @@ from .arguments import arguments_at_fault
 )  # fmt: skip
 @click.option("--published", type=click.DateTime(["%Y-%m-%d"]), help="Set the day of publication. Default: today (UTC).")
 def statement(run: Path, form: str, published: datetime | None) -> None:
-    """Write a run's guarantee in another form, from its record; what only you know is listed.
+    """Write a run's guarantee in the form of a registry.
+
+    It comes from the run's record; what only you know is listed.
 
     \b
     Example:

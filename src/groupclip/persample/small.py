@@ -41,14 +41,17 @@ class Joint(Generic[Key]):
     def add_to(self, totals: dict[Key, Tensor], factors: Tensor) -> None:
         """Add each tensor's weighted sum to those in ``totals``."""
         one = self.samples
-        if isinstance(one, Dense) and one.num_samples == 1 and not self.widths and self.keys[0] in totals:
-            one.add_to(totals[self.keys[0]], factors)
+        if self.widths:
+            for key, total in self.sums(factors):
+                totals[key] = totals[key].add_(total.view_as(totals[key])) if key in totals else total
             return
-        for key, total in self.sums(factors):
-            if key in totals:
-                totals[key].add_(total.view_as(totals[key]))
-            else:
-                totals[key] = total
+        key = self.keys[0]
+        if key not in totals:
+            totals[key] = one.weighted_sum(factors)
+        elif isinstance(one, Dense) and one.num_samples == 1:
+            one.add_to(totals[key], factors)
+        else:
+            totals[key].add_(one.weighted_sum(factors).view_as(totals[key]))
 
     def select(self, index: Tensor) -> Joint[Key]:
         return Joint(self.samples.select(index), self.keys, self.widths)
