@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -257,3 +258,84 @@ def test_a_change_of_a_parameter_in_place_is_refused() -> None:
     with pytest.raises(GroupClipError):
         engine.backward(squares(model(IDS)))
     assert torch.equal(model.scale.detach(), before)
+
+
+class Boom(torch.autograd.Function):
+    """Fails in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: object, grad: Tensor) -> Tensor:  # type: ignore[override]
+        raise MemoryError
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_what_a_failed_pass_of_the_users_clipped_is_in_no_other(alone: bool) -> None:
+    """A sample would weigh R in each."""
+
+    def way(net: Net, ids: Tensor) -> Tensor:
+        out = plainly(net, ids)
+        return Boom.apply(out) if failing[0] and (not alone or int(ids[0, 0]) == 0) else out
+
+    failing = [False]
+    model = made(way)
+    if not alone:
+        model.forward = lambda ids: way(model, ids)  # type: ignore[method-assign]
+    right = single_samples(model, gc.partition(model, "all-layer"), lambda ids: squares(model(ids)))
+    engine = gc.attach(model, None, "all-layer", None, thresholds=R, clip="abadi", loss_reduction="sum")
+    failing[0] = True
+    for _ in range(3):
+        with pytest.raises((MemoryError, PrivacyViolation, RuntimeError)):
+            squares(model(IDS)).sum().backward()
+    failing[0] = False
+    engine.discard()
+    squares(model(IDS)).sum().backward()
+    for p, expected in zip(model.parameters(), right[0], strict=True):
+        assert p.grad is not None
+        torch.testing.assert_close(p.grad.detach(), expected, rtol=1e-12, atol=1e-13)
+
+
+def test_other_memory_of_a_parameter_is_refused_until_the_pass_before_is_given_up() -> None:
+    model = made(plainly)
+    engine = attached(model, "all-layer")
+    model(IDS)  # thrown away
+    model.last.weight.data = model.last.weight.detach() * 2
+    with pytest.raises(PrivacyViolation, match=r"given other memory"):
+        model(IDS)
+    engine.discard()
+    plain = made(plainly)
+    plain.load_state_dict(model.state_dict())
+    right = single_samples(plain, gc.partition(plain, "all-layer"), lambda ids: squares(plain(ids)))
+    check(model, engine, lambda: squares(model(IDS)), right)
+
+
+def test_an_empty_batch_through_a_model_that_reads() -> None:
+    model = made(plainly)
+    right = single_samples(model, gc.partition(model, "all-layer"), lambda ids: squares(model(ids)))
+    engine = attached(model, "all-layer")
+    engine.backward(squares(model(IDS[:0])))
+    assert all(p.grad is None or not bool(p.grad.any()) for p in model.parameters())
+    check(model, engine, lambda: squares(model(IDS)), right)
+
+
+def test_threads_share_the_gate_of_a_group() -> None:
+    model = made(plainly)
+    engine = attached(model, "all-layer")
+    (group,) = engine._groups
+    for _ in range(50):
+        barrier, gates = threading.Barrier(4), []
+
+        def work(barrier: threading.Barrier = barrier, gates: list[object] = gates) -> None:
+            barrier.wait()
+            gates.append(group.open_gate())
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len({id(gate) for gate in gates}) == 1
+        group.drop_gate()

@@ -45,9 +45,11 @@ class Inputs:
         def change(value: Any) -> Any:
             if id(value) not in self.samples:
                 return value
-            rows = value if part.rows is None else value[part.rows]
+            rows = value
             if not part.batch:  # nobody's numbers stand in, and no gradient is made of them
                 rows = value.new_zeros((1, *value.shape[1:]))
+            elif part.rows is not None:
+                rows = value[part.rows]
             return rows if part.level == NATIVE else part.logical(rows.unsqueeze(1))
 
         return replaced((self.args, self.kwargs), change)

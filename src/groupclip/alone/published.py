@@ -21,6 +21,7 @@ from ..errors import PrivacyViolation, UnsupportedOperation
 from ..nested import has_numbers, replaced, tensors_in
 from ..walk import each_module, name_of, published_in, versions_in
 from .attributes import SAMPLES, Constant, Disagree, Kept, agreed, constant, is_unchanged, refill
+from .carried import copied, write_back, written_into
 from .outputs import Rows, joined, taken
 
 
@@ -41,6 +42,7 @@ class Published:
         self._left: list[Tensor] | None = None  # what the first sample left
         self._moved = True  # the last sample may have moved some of it
         self._kept: Kept | None = None  # on modules, before the first run
+        self._carried: list[tuple[Any, Any]] = []  # what else a sample may write into, and a copy of what it was
 
     def say_which_hooks_sleep(self) -> None:
         """Say, once for each class, that full backward hooks on modules don't run: torch ties them to tensors of the batch."""
@@ -199,11 +201,15 @@ class Published:
         """Watch by comparison from here on: samples run one at a time, outside of vmap, and nothing else shows what they write."""
         if self._guarded:
             self._values = [(name, t, t.detach().clone()) for name, t in published_in(self._model)]
+        known = {id(t) for _, t, _ in self._values or []} | {id(p) for m in self._modules for p in m._parameters.values()}
+        self._carried = [(held, copied(held)) for held in written_into(self._modules) if id(held) not in known]
 
     def put_back(self) -> None:
         """Put everything back before the next sample, as it was before the first."""
         for module, buffers in self._buffers:
             module._buffers.update(buffers)
+        for held, before in self._carried:
+            write_back(held, before)
         if not self._moved:
             return
         for _, tensor, value in self._values or []:

@@ -49,15 +49,19 @@ class Group:
     def open_gate(self) -> Gate:
         """Return the gate that uses of this group depend on now: it stays open until its backward."""
         gate = self.gate
-        if gate is None:
+        if gate is not None:
+            return gate
+        with _opening:  # threads of one forward pass share the gate: what a sample does in two would be clipped apart
+            if self.gate is not None:
+                return self.gate
             if in_backward() and self.name in self.tape.ended:
                 raise PrivacyViolation(
                     f"group {self.name!r} was clipped already when a checkpoint used it again in the backward pass: it would be "
                     "clipped in parts. This happens where a tensor is computed from a parameter in one segment and used in another "
                     "(T5's position bias): freeze that parameter, or leave the first segment without a checkpoint"
                 )
-            gate = self.gate = Gate(self)
-        return gate
+            self.gate = Gate(self)
+            return self.gate
 
     def drop_gate(self) -> None:
         """Forget a gate whose backward never came (a forward pass that was thrown away)."""
@@ -117,6 +121,7 @@ class Gate:
                 found = self._own_of.get(key)
                 if found is None:
                     found = self._own_of[key] = Own(self, part)
+                found.require_current()
                 self._owns[part] = found
         return found
 
@@ -133,6 +138,11 @@ class Gate:
         task = torch._C._current_graph_task_id()
         if self.permitted_in == task and not self.closed:
             return
+        if self.permitted_in != -1 and not self.closed and (self._booked or self._clipped):
+            raise PrivacyViolation(
+                f"an earlier backward pass through group {self.group.name!r} failed half-way, and what it clipped would be added "
+                "to this one's: call engine.discard(), and run the forward pass again"
+            )
         self.group.tape.require_permission()
         if self.closed:
             self.close()  # raises: a second backward
@@ -154,7 +164,7 @@ class Gate:
 
     def book_own(self, part: Part, uses: dict[Slot, list[PerSample]]) -> None:
         """Clip a sample that ran by itself, all of whose gradients are in ``uses``; it waits for what it did beside others."""
-        if self._is_beside_others(part.row):
+        if not part.batch or self._is_beside_others(part.row):
             for slot, found in uses.items():
                 self._booked.setdefault(slot, []).extend((part, grads) for grads in found)
             return
@@ -228,6 +238,7 @@ class Gate:
         ]
 
 
+_opening = threading.Lock()
 _batch = attrgetter("batch")
 
 

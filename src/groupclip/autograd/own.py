@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ..errors import PrivacyViolation
 from ..nested import replaced
 from ..persample.base import PerSample
 from ..persample.dense import Dense
@@ -45,6 +46,20 @@ class Own:
         with natively(), torch._C.DisableTorchFunctionSubclass():
             self.token, *copies = _copies(self, gate.token, *[slot.param.detach() for slot in slots])
         self.tensors: dict[Slot, Tensor] = dict(zip(slots, copies, strict=True))
+
+    def require_current(self) -> None:
+        """Check that the copies are still on the parameters' memory.
+
+        Raises:
+            PrivacyViolation: a parameter was given other memory since an earlier forward pass, which may yet be differentiated.
+        """
+        with torch._C.DisableTorchFunctionSubclass():
+            for slot, copy in self.tensors.items():
+                if slot.param.data_ptr() != copy.data_ptr():
+                    raise PrivacyViolation(
+                        f"{slot.name!r} was given other memory (p.data = ..) since a forward pass whose backward hasn't come: call "
+                        "engine.discard() first, which gives that pass up, or run it under torch.no_grad()"
+                    )
 
     def name_at(self, output: int) -> str:
         """Return which parameter is the node's output of this number."""

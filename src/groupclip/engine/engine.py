@@ -161,6 +161,8 @@ class Engine:
     def discard(self) -> None:
         """Give up the logical batch under way: clear every ``p.grad`` and forget what was backpropagated."""
         self._step.discard()
+        for group in self._groups:
+            group.drop_gate()
 
     @contextmanager
     def forward_on(self, *inputs: Any) -> Iterator[None]:

@@ -49,7 +49,7 @@ class Dense(PerSample):
 
     def add_to(self, total: Tensor, factors: Tensor) -> None:
         """Add the weighted gradient of one sample to ``total``, in its dtype and without a copy."""
-        total.addcmul_(self.grads[0].to(total.dtype).view_as(total), factors.to(total.dtype))
+        total.addcmul_(self.grads[0].to(total.dtype).reshape(total.shape), factors.to(total.dtype))
 
     def instantiate(self) -> Tensor:
         return self.grads

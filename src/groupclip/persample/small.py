@@ -43,7 +43,7 @@ class Joint(Generic[Key]):
         one = self.samples
         if self.widths:
             for key, total in self.sums(factors):
-                totals[key] = totals[key].add_(total.view_as(totals[key])) if key in totals else total
+                totals[key] = totals[key].add_(total.reshape(totals[key].shape)) if key in totals else total
             return
         key = self.keys[0]
         if key not in totals:
@@ -51,7 +51,7 @@ class Joint(Generic[Key]):
         elif isinstance(one, Dense) and one.num_samples == 1:
             one.add_to(totals[key], factors)
         else:
-            totals[key].add_(one.weighted_sum(factors).view_as(totals[key]))
+            totals[key].add_(one.weighted_sum(factors).reshape(totals[key].shape))
 
     def select(self, index: Tensor) -> Joint[Key]:
         return Joint(self.samples.select(index), self.keys, self.widths)

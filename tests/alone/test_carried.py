@@ -1,0 +1,109 @@
+"""What one sample writes, where samples run one at a time, is found by no other sample of the pass."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import groupclip as gc
+from groupclip.alone.carried import copied, write_back, written_into
+
+B = 4
+
+
+def buffer(m: Any, h: Tensor) -> Tensor:
+    m.mean.mul_(0.5).add_(h.detach().mean(0) * 0.5)
+    return m.mean
+
+
+def tensor(m: Any, h: Tensor) -> Tensor:
+    m.held.add_(h.detach().mean(0))
+    return m.held
+
+
+def array(m: Any, h: Tensor) -> Tensor:
+    m.array += h.detach().mean(0).numpy()
+    return torch.from_numpy(m.array.copy())
+
+
+def queue(m: Any, h: Tensor) -> Tensor:
+    m.queue.append(h.detach().mean(0))
+    return torch.stack(list(m.queue)).sum(0)
+
+
+def nested(m: Any, h: Tensor) -> Tensor:
+    m.nested["deep"]["sum"] = m.nested["deep"]["sum"] + h.detach().mean(0)
+    return m.nested["deep"]["sum"]
+
+
+def namespace(m: Any, h: Tensor) -> Tensor:
+    m.space.sum = m.space.sum + h.detach().mean(0)
+    return m.space.sum
+
+
+WAYS = (buffer, tensor, array, queue, nested, namespace)
+
+
+class Net(nn.Module):
+    def __init__(self, way: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.way, self.first, self.last = way, nn.Linear(3, 4).double(), nn.Linear(4, 2).double()
+        zeros = torch.zeros(4, dtype=torch.float64)
+        self.register_buffer("mean", zeros.clone(), persistent=False)
+        self.held, self.array, self.queue = zeros.clone(), np.zeros(4), deque([zeros.clone()])
+        self.nested = OrderedDict(deep={"sum": zeros.clone()})
+        self.space = SimpleNamespace(sum=zeros.clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        np.asarray(x.detach().numpy()).sum()  # which vmap can't do
+        h = self.first(x)
+        return self.last(h - self.way(self, h))
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+@pytest.mark.parametrize("way", WAYS)
+def test_no_sample_finds_what_another_wrote(way: Callable[[Any, Tensor], Tensor], guarded: bool) -> None:
+    torch.manual_seed(1)
+    x = torch.randn(B, 3, dtype=torch.float64)
+    want: dict[str, Tensor] = {}
+    for i in range(B):
+        single = Net(way)
+        named = dict(single.named_parameters())
+        grads = torch.autograd.grad(single(x[i : i + 1]).square().sum(), list(named.values()))
+        norm = float(torch.stack([g.square().sum() for g in grads]).sum().sqrt())
+        for name, g in zip(named, grads, strict=True):
+            want[name] = want.get(name, 0) + g * min(1.0, 0.1 / norm)
+    model = Net(way)
+    mechanism = (
+        gc.Mechanism(dataset_size=100, expected_batch_size=B, steps=2, noise_multiplier=1.0) if guarded else None
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1) if guarded else None
+    engine = gc.attach(model, optimizer, "all-layer", mechanism, thresholds=0.1, clip="abadi")
+    engine.backward(model(x).square().sum(1))
+    for name, p in model.named_parameters():
+        assert p.grad is not None
+        torch.testing.assert_close(p.grad.detach(), want[name], rtol=1e-10, atol=1e-12)
+
+
+def test_everything_is_put_back_once_and_loops_end() -> None:
+    model = nn.Linear(2, 2)
+    loop: list[Any] = [torch.zeros(2), np.zeros(2)]
+    loop.append(loop)
+    model.loop = loop  # type: ignore[assignment]
+    held = written_into([model])
+    assert len(held) == len({id(h) for h in held}) == 3
+    before = [copied(h) for h in held]
+    loop[0].add_(1)
+    loop[1] += 1
+    loop.pop()
+    for one, old in zip(held, before, strict=True):
+        write_back(one, old)
+    assert loop[0].sum() == 0 and loop[1].sum() == 0 and loop[2] is loop
