@@ -281,7 +281,7 @@ ALONE = (
         "a sample by itself clipped apart from what it did beside others",
         "the uses of a weight by one sample are one gradient",
         "tests/autograd/test_own.py",
-        ("autograd/gate.py", "        if self._is_beside_others(part.row):", "        if False:"),
+        ("autograd/gate.py", "        if not part.batch or self._is_beside_others(part.row):", "        if not part.batch:"),
     ),
     mutant(
         "rows of a table forgotten where a sample runs by itself",
@@ -314,10 +314,16 @@ ALONE = (
         ("privacy/entries.py", "return self.planned if self.is_open else self.taken", "return self.taken"),
     ),
     mutant(
-        "a person's samples counted as one",
-        "epsilon is an upper bound",
-        "tests/privacy/test_accounting.py",
-        ("privacy/sampled_step.py", "sigma=self.sigma / self.samples", "sigma=self.sigma"),
+        "a buffer carries one sample to the next",
+        "no sample sees what another wrote",
+        "tests/alone/test_carried.py",
+        ("alone/published.py", "            write_back(held, before)\n", "            pass\n"),
+    ),
+    mutant(
+        "what a failed pass clipped kept for the next",
+        "one sample moves a group by at most R_m",
+        "tests/autograd/test_own.py",
+        ("engine/engine.py", "            group.drop_gate()\n\n    @contextmanager", "            pass\n\n    @contextmanager"),
     ),
     mutant(
         "all samples take the path of the first",
@@ -397,8 +403,8 @@ ALONE = (
         "tests/autograd/test_reads.py",
         (
             "alone/inputs.py",
-            "value if part.rows is None else value[part.rows]",
-            "value if part.rows is None else value[part.rows - 1]",
+            "rows = value[part.rows]",
+            "rows = value[part.rows - 1]",
         ),
     ),
     mutant(
