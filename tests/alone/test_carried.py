@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -91,6 +92,18 @@ def test_no_sample_finds_what_another_wrote(way: Callable[[Any, Tensor], Tensor]
     for name, p in model.named_parameters():
         assert p.grad is not None
         torch.testing.assert_close(p.grad.detach(), want[name], rtol=1e-10, atol=1e-12)
+
+
+def test_what_cannot_be_put_back_is_left_alone() -> None:
+    @dataclass(slots=True)
+    class Slotted:
+        number: int = 1
+
+    model = nn.Linear(2, 2)
+    model.slotted, model.sparse = Slotted(), torch.eye(2).to_sparse()  # type: ignore[assignment]
+    for one in written_into([model]):
+        write_back(one, copied(one))
+    assert model.slotted.number == 1 and torch.equal(model.sparse.to_dense(), torch.eye(2))  # type: ignore[union-attr]
 
 
 def test_everything_is_put_back_once_and_loops_end() -> None:

@@ -7,7 +7,7 @@ one, that of the path that ran last would be taken for all samples'.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from operator import is_
 from typing import Any
 
@@ -20,7 +20,7 @@ from ..nested import instances_in, is_record, replaced
 from .outputs import Rows, same
 
 #: What every module of torch holds.
-_OF_MODULES = frozenset(nn.Module().__dict__)
+OF_MODULES = frozenset(nn.Module().__dict__)
 
 #: In the place of an attribute that isn't there.
 MISSING = object()
@@ -65,7 +65,7 @@ class Kept:
         self._is_as_before = True
         for module, held in self._before.items():
             for name, value in held.items():
-                if (type(value) is dict or type(value) is list) and name not in _OF_MODULES:
+                if (type(value) is dict or type(value) is list) and name not in OF_MODULES:
                     self._contents[id(value)] = (value, copy.copy(value))
                     self._containers.setdefault(module, []).append(name)
 
@@ -90,7 +90,7 @@ class Kept:
                 continue
             self._is_as_before = False
             for name, value in held.items():
-                if name not in _OF_MODULES and (value is not before.get(name, MISSING) or id(value) in self._contents):
+                if name not in OF_MODULES and (value is not before.get(name, MISSING) or id(value) in self._contents):
                     yield module, name, value
 
     def put_back_if_moved(self) -> None:
@@ -115,19 +115,19 @@ class Kept:
 
 
 def refill(container: Any, content: Any) -> None:
-    """Make a list or dictionary hold this and nothing else."""
+    """Make a list, a queue or a mapping hold this and nothing else."""
     content = copy.copy(content)
     container.clear()
-    container.extend(content) if isinstance(container, list) else container.update(content)
+    container.update(content) if isinstance(container, MutableMapping) else container.extend(content)
 
 
 def is_unchanged(container: Any, content: Any) -> bool:
-    """Return whether a list or dictionary holds these very objects."""
+    """Return whether a list, a queue or a mapping holds these very objects."""
     if len(container) != len(content):
         return False
-    if isinstance(container, list):
-        return all(map(lambda x, y: x is y, container, content))
-    return all(key in content and content[key] is value for key, value in container.items())
+    if isinstance(container, Mapping):
+        return all(key in content and content[key] is value for key, value in container.items())
+    return all(map(is_, container, content))
 
 
 def agreed(values: Sequence[Any]) -> Any:

@@ -1,15 +1,14 @@
 """What a sample that runs by itself may write into: the next one must find it as the first did.
 
-Buffers, and tensors and arrays in attributes of modules, also inside lists, dictionaries and dataclasses. What a model keeps
-elsewhere (in a global variable, a closure, an object of its own) isn't seen.
+Dense buffers, and dense tensors and arrays in attributes of modules, also inside lists, queues, mappings and dataclasses. What a
+model keeps elsewhere (in a global variable, a closure, an object of its own) isn't seen.
 """
 
 from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Mapping, MutableMapping, Sequence, Set
-from operator import is_
+from collections.abc import MutableMapping, Sequence, Set
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,9 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..nested import has_numbers, is_record
-
-#: What every module of torch holds.
-_OF_MODULES = frozenset(nn.Module().__dict__)
+from .attributes import OF_MODULES, is_unchanged, refill
 
 
 def written_into(modules: Sequence[nn.Module]) -> list[Any]:
@@ -28,10 +25,9 @@ def written_into(modules: Sequence[nn.Module]) -> list[Any]:
     found: dict[int, Any] = {}
     for module in modules:
         for buffer in module._buffers.values():
-            if buffer is not None:
-                found[id(buffer)] = buffer
+            _gather(buffer, found)
         for name, value in module.__dict__.items():
-            if name not in _OF_MODULES:
+            if name not in OF_MODULES:
                 _gather(value, found)
     return list(found.values())
 
@@ -40,7 +36,7 @@ def _gather(value: Any, found: dict[int, Any]) -> None:
     if id(value) in found:
         return
     if isinstance(value, Tensor):
-        if not isinstance(value, nn.Parameter):
+        if not isinstance(value, nn.Parameter) and value.layout is torch.strided:
             found[id(value)] = value
     elif isinstance(value, np.ndarray):
         found[id(value)] = value
@@ -54,7 +50,7 @@ def _gather(value: Any, found: dict[int, Any]) -> None:
 
 
 def _has_fields(value: Any) -> bool:
-    return isinstance(value, SimpleNamespace) or is_record(value)
+    return isinstance(value, SimpleNamespace) or (is_record(value) and "__dict__" in dir(value))
 
 
 def _content(held: Any) -> list[Any]:
@@ -79,16 +75,7 @@ def write_back(held: Any, before: Any) -> None:
             held.data.copy_(before)
     elif isinstance(held, np.ndarray):
         held[...] = before
-    elif _has_fields(held):
-        _put_into(vars(held), before)
-    elif isinstance(held, MutableMapping):
-        _put_into(held, before)
-    elif len(held) != len(before) or not all(map(is_, held, before)):
-        held.clear()
-        held.extend(before)
-
-
-def _put_into(held: MutableMapping[Any, Any], before: Mapping[Any, Any]) -> None:
-    if len(held) != len(before) or not all(key in held and held[key] is value for key, value in before.items()):
-        held.clear()
-        held.update(before)
+    else:
+        container = vars(held) if _has_fields(held) else held
+        if not is_unchanged(container, before):
+            refill(container, before)

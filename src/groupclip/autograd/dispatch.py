@@ -122,7 +122,7 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any
             tape.follow_checkpoint()
         if part.level == NATIVE and plain and func not in CHECKS and func not in LOOKUPS and not is_in_place(func):
             slots = {id(p): p._slot for p in privates if type(p) is PrivateParameter and p._slot is not None}
-            if len(slots) == len({id(p) for p in privates}):
+            if all(id(p) in slots for p in privates):  # no tensor that was derived from parameters
                 if tape.observer is not None:
                     tape.observer.used([slot.name for slot in slots.values()], func.__name__, SLOW)
                 return run_on_own(part, func, args, kwargs, slots)

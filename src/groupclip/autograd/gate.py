@@ -121,7 +121,8 @@ class Gate:
                 found = self._own_of.get(key)
                 if found is None:
                     found = self._own_of[key] = Own(self, part)
-                found.require_current()
+                else:
+                    found.require_current()
                 self._owns[part] = found
         return found
 
@@ -138,7 +139,7 @@ class Gate:
         task = torch._C._current_graph_task_id()
         if self.permitted_in == task and not self.closed:
             return
-        if self.permitted_in != -1 and not self.closed and (self._booked or self._clipped):
+        if self.permitted_in != -1 and not self.closed and self._holds_something():
             raise PrivacyViolation(
                 f"an earlier backward pass through group {self.group.name!r} failed half-way, and what it clipped would be added "
                 "to this one's: call engine.discard(), and run the forward pass again"
@@ -154,6 +155,9 @@ class Gate:
                 f"adversarial examples, {ELSEWHERE}. A penalty on gradients is one of the model's outputs. {INSIDE}"
             )
         self.permitted_in = task
+
+    def _holds_something(self) -> bool:
+        return bool(self._booked or self._clipped) or any(own.has_booked for own in self._own_of.values())
 
     def book(self, slot: Slot, part: Part, grads: PerSample) -> None:
         """Keep the gradients of the samples of a part by one use. A lone use is normed at once: it keeps what is smaller."""

@@ -47,6 +47,11 @@ class Own:
             self.token, *copies = _copies(self, gate.token, *[slot.param.detach() for slot in slots])
         self.tensors: dict[Slot, Tensor] = dict(zip(slots, copies, strict=True))
 
+    @property
+    def has_booked(self) -> bool:
+        """Whether a tapped use gave something, and the rest of the sample's gradient didn't come."""
+        return bool(self._booked)
+
     def require_current(self) -> None:
         """Check that the copies are still on the parameters' memory.
 

@@ -51,6 +51,10 @@ class PerSample(ABC):
         A sample whose terms cancel adds their sum, not its terms: huge ones would round away what the others have added.
         """
 
+    def add_to(self, total: Tensor, factors: Tensor) -> None:
+        """Add the weighted sum to ``total``, in place: of the tensor's shape, or flat."""
+        total.add_(self.weighted_sum(factors).reshape(total.shape))
+
     @abstractmethod
     def instantiate(self) -> Tensor:
         """Return ``[B, *shape]``: the gradients themselves."""

@@ -48,8 +48,10 @@ class Dense(PerSample):
         return torch.mv(rows.t(), factors.to(self._wide)).view(self.grads.shape[1:])
 
     def add_to(self, total: Tensor, factors: Tensor) -> None:
-        """Add the weighted gradient of one sample to ``total``, in its dtype and without a copy."""
-        total.addcmul_(self.grads[0].to(total.dtype).reshape(total.shape), factors.to(total.dtype))
+        if self.grads.shape[0] != 1:
+            super().add_to(total, factors)
+            return
+        total.addcmul_(self.grads[0].to(total.dtype).reshape(total.shape), factors.to(total.dtype))  # without a copy
 
     def instantiate(self) -> Tensor:
         return self.grads

@@ -40,18 +40,15 @@ class Joint(Generic[Key]):
 
     def add_to(self, totals: dict[Key, Tensor], factors: Tensor) -> None:
         """Add each tensor's weighted sum to those in ``totals``."""
-        one = self.samples
         if self.widths:
             for key, total in self.sums(factors):
                 totals[key] = totals[key].add_(total.reshape(totals[key].shape)) if key in totals else total
             return
         key = self.keys[0]
         if key not in totals:
-            totals[key] = one.weighted_sum(factors)
-        elif isinstance(one, Dense) and one.num_samples == 1:
-            one.add_to(totals[key], factors)
+            totals[key] = self.samples.weighted_sum(factors)
         else:
-            totals[key].add_(one.weighted_sum(factors).reshape(totals[key].shape))
+            self.samples.add_to(totals[key], factors)
 
     def select(self, index: Tensor) -> Joint[Key]:
         return Joint(self.samples.select(index), self.keys, self.widths)
