@@ -93,6 +93,26 @@ def test_gram_norms_are_those_of_the_gradient(dtype: torch.dtype) -> None:
     assert ((ratio > 0) & (ratio <= 1 + 1e-6)).all()
 
 
+@pytest.mark.parametrize("positions", [0, 1, 95, 96, 97, 191, 192, 200, 385])
+def test_strips_of_gram_matrices_are_as_good_as_the_whole(positions: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    a, g = (torch.randn(3, positions, n, generator=generator) + 0.2 for n in (7, 4))
+    squares, ratio, _ = gram_square_sums(a, g)
+    aa, gg = (torch.bmm(x.double(), x.double().mT) for x in (a, g))
+    torch.testing.assert_close(squares.double(), (aa * gg).sum((1, 2)), rtol=1e-5, atol=0.0)
+    lengths = (aa.square().sum((1, 2)) * gg.square().sum((1, 2))).sqrt()
+    expected = (aa * gg).sum((1, 2)) / lengths if positions else torch.ones(3, dtype=torch.float64)
+    torch.testing.assert_close(ratio.double(), expected, rtol=1e-5, atol=0.0)
+
+
+@pytest.mark.parametrize("numbers", [1, 511, 512, 1023, 1024, 1025, 5000, (1 << 20) + 700])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_sums_of_squares_of_any_length(numbers: int, dtype: torch.dtype) -> None:
+    x = torch.randn(2, numbers, generator=torch.Generator().manual_seed(0)).to(dtype)
+    for rows in (x, x.t().contiguous().t()):
+        torch.testing.assert_close(square_sums(rows).double(), x.double().square().sum(dim=1), rtol=1e-6, atol=0.0)
+
+
 def test_half_precision_gram_norms_are_widened() -> None:
     """With entries in bfloat16 the products would be wrong by their own size, even negative."""
     generator = torch.Generator().manual_seed(1)

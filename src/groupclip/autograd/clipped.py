@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ..clipping.functions import ClipFunction, bounded_factors, shortened
 from ..persample.base import PerSample
-from ..persample.small import joint
+from ..persample.small import Joint, joint
+from ..persample.streamed import Streamed
 from .slot import Slot
 
 
@@ -28,7 +29,12 @@ def clipped(
     dtypes = [slot.param.dtype for slot in grads]
     parts = joint(grads)
     grads.clear()
-    norms, factors = norms_and_factors([part.samples for part in parts], dtypes, clip, threshold, scale)
+    streamed = next((part for part in parts if isinstance(part.samples, Streamed)), None)
+    if streamed is None:
+        norms, factors = norms_and_factors([part.samples for part in parts], dtypes, clip, threshold, scale)
+    else:
+        parts.remove(streamed)
+        norms, factors = _in_blocks(streamed, [part.samples for part in parts], dtypes, clip, threshold, scale, totals)
     finite = norms < math.inf
     if not bool(finite.all()):  # zero times infinity is not zero: such samples must be left out of the products
         keep = finite.nonzero().flatten()
@@ -36,6 +42,29 @@ def clipped(
     while parts:
         parts.pop(0).add_to(totals, factors)
     return norms
+
+
+def _in_blocks(
+    streamed: Joint[Slot], others: Sequence[PerSample], dtypes: Sequence[torch.dtype], clip: ClipFunction, threshold: float,
+    scale: float, totals: dict[Slot, Tensor],
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return norms and factors ``[B]`` of a group. The sum of the gradients that are formed in blocks is added to ``totals``."""
+    last = streamed.samples
+    assert isinstance(last, Streamed)
+    sorts = {last.dtype, *(g.dtype for g in others)}
+    known, rooms = _squares_and_rooms(others)
+    found: list[tuple[Tensor, Tensor]] = []
+    for which, grads in last.blocks():
+        squares = grads.square_norms().double() + (known[which] if isinstance(known, Tensor) else known)
+        room = grads.square_rooms() + (rooms[which] if isinstance(rooms, Tensor) else rooms)
+        norms, factors = _weighed(squares, room, len(others) + 1, dtypes, sorts, clip, threshold, scale)
+        found.append((norms, factors))
+        finite = norms < math.inf
+        if not bool(finite.all()):  # as in the other sums
+            keep = finite.nonzero().flatten()
+            grads, factors = grads.select(keep), factors[keep]
+        Joint(grads, streamed.keys).add_to(totals, factors)
+    return torch.cat([norms for norms, _ in found]), torch.cat([factors for _, factors in found])
 
 
 #: The unit roundoff of each dtype that gradients have.
@@ -56,16 +85,31 @@ def norms_and_factors(
         clip, threshold: the clip function, and R of the group.
         scale: what the gradients are to be multiplied by; the factors contain it.
     """
-    squares = grads[0].square_norms().double()
-    for other in grads[1:]:
-        squares = squares + other.square_norms()
+    squares, rooms = _squares_and_rooms(grads)
+    assert isinstance(squares, Tensor)
+    return _weighed(squares, rooms, len(grads), dtypes, {g.dtype for g in grads}, clip, threshold, scale)
+
+
+def _squares_and_rooms(grads: Sequence[PerSample]) -> tuple[Tensor | float, Tensor | float]:
+    """Return squared norms ``[B]`` in float64, zero without gradients, and rooms."""
+    squares: Tensor | float = 0.0
+    rooms: Tensor | float = 0.0
+    for g in grads:
+        squares = g.square_norms().double() if isinstance(squares, float) else squares + g.square_norms()
+        rooms = rooms + g.square_rooms()
+    return squares, rooms
+
+
+def _weighed(
+    squares: Tensor, rooms: Tensor | float, forms: int, dtypes: Sequence[torch.dtype], sorts: set[torch.dtype], clip: ClipFunction,
+    threshold: float, scale: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return norms and factors ``[B]`` from the squared norms of a group, whose gradients have so many forms, of those dtypes."""
     norms = squares.sqrt() * scale
-    kinds, sorts = set(dtypes), {g.dtype for g in grads}
+    kinds = set(dtypes)
     lowest = max([*kinds, *sorts], key=_ROUNDOFF.__getitem__)
     norms = norms.to(torch.float64 if torch.float64 in kinds else torch.float32)
     factors = bounded_factors(clip, norms, threshold, lowest) * scale
-    rooms: Tensor | float = 4.0 * torch.finfo(norms.dtype).tiny * len(grads)
-    for g in grads:
-        rooms = rooms + g.square_rooms()
+    rooms = rooms + 4.0 * torch.finfo(norms.dtype).tiny * forms
     room = rooms.sqrt().to(norms.dtype) if isinstance(rooms, Tensor) else rooms**0.5
     return norms, shortened(factors, norms, room * scale)

@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from torch.autograd.function import once_differentiable
 from ..errors import GroupClipError, PrivacyViolation
 from ..persample.base import PerSample
 from ..persample.combine import combine
+from ..persample.norms import AUTO, LAST
 from .cells import cells_of, placed
 from .clipped import clipped
 from .own import Own
@@ -45,6 +47,14 @@ class Group:
     tape: Tape
     slots: list[Slot]
     gate: Gate | None = None
+
+    @cached_property
+    def last(self) -> Slot | None:
+        """The weight whose norms may come last: the group ends when it has been booked. It has most of the numbers of one layer."""
+        layers = {slot.name.rpartition(".")[0] for slot in self.slots}
+        largest = max(self.slots, key=lambda slot: slot.param.numel())
+        most = 2 * largest.param.numel() > sum(slot.param.numel() for slot in self.slots)
+        return largest if most and len(layers) == 1 else None
 
     def open_gate(self) -> Gate:
         """Return the gate that uses of this group depend on now: it stays open until its backward."""
@@ -162,7 +172,8 @@ class Gate:
     def book(self, slot: Slot, part: Part, grads: PerSample) -> None:
         """Keep the gradients of the samples of a part by one use. A lone use is normed at once: it keeps what is smaller."""
         if self.is_lone(slot):
-            self._booked[slot] = [(part, grads.settle(slot.method))]
+            method = LAST if slot is self.group.last and slot.method == AUTO else slot.method
+            self._booked[slot] = [(part, grads.settle(method))]
         else:
             self._booked.setdefault(slot, []).append((part, grads))
 

@@ -39,7 +39,12 @@ class Dense(PerSample):
         return self._square_norms
 
     def square_rooms(self) -> float:
-        return lost(self._wide, self.grads.shape[1:].numel())
+        return self.rooms(self._wide, self.grads.shape[1:].numel())
+
+    @staticmethod
+    def rooms(wide: torch.dtype, numbers: int) -> float:
+        """Return the room of gradients of so many numbers, formed in the dtype ``wide``."""
+        return lost(wide, numbers)
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
         if self.grads.shape[0] == 1:  # a product with one row is slower than a product of numbers
@@ -48,10 +53,14 @@ class Dense(PerSample):
         return torch.mv(rows.t(), factors.to(self._wide)).view(self.grads.shape[1:])
 
     def add_to(self, total: Tensor, factors: Tensor) -> None:
-        if self.grads.shape[0] != 1:
-            super().add_to(total, factors)
-            return
-        total.addcmul_(self.grads[0].to(total.dtype).reshape(total.shape), factors.to(total.dtype))  # without a copy
+        """Add the weighted sum to ``total``, flat or in the shape of a gradient: in its dtype, and mostly without a copy."""
+        factors = factors.to(total.dtype)
+        if self.grads.shape[0] == 1:
+            total.addcmul_(self.grads[0].to(total.dtype).reshape(total.shape), factors)
+        elif total.is_contiguous():
+            total.view(-1).addmv_(self.rows().to(total.dtype).t(), factors)
+        else:
+            total.add_(self.weighted_sum(factors).view(total.shape))
 
     def instantiate(self) -> Tensor:
         return self.grads

@@ -11,7 +11,18 @@ from torch import Tensor
 from .base import PerSample, weigh, weighing_rounding, wide_product
 from .cancelling import MayCancel
 from .dense import Dense
-from .norms import AUTO, CANCELLATION, GRAM, accumulation_dtype, choose_method, gram_square_sums, square_sums
+from .norms import (
+    AUTO,
+    CANCELLATION,
+    GRAM,
+    LAST,
+    accumulation_dtype,
+    choose_method,
+    gram_square_sums,
+    square_sums,
+    streaming_is_quicker,
+)
+from .streamed import Streamed
 
 
 class Outer(MayCancel):
@@ -83,6 +94,9 @@ class Outer(MayCancel):
         a, g = a.to(wide), g.to(wide)
         return torch.bmm(a.transpose(1, 2), g) if self.inputs_first else torch.bmm(g.transpose(1, 2), a)
 
+    def narrow(self, start: int, end: int) -> Outer:
+        return Outer(self.a[start:end], self.g[start:end], self.inputs_first)
+
     def select(self, index: Tensor) -> Outer:
         chosen = Outer(self.a.index_select(0, index), self.g.index_select(0, index), self.inputs_first)
         return chosen._knowing(self, index)
@@ -92,7 +106,11 @@ class Outer(MayCancel):
         return Outer(self.a, self.g, not self.inputs_first)
 
     def settle(self, method: str) -> PerSample:
-        if method == AUTO:
+        if method == LAST and self.num_samples > 1 and Streamed.is_worth(self, self._numbers) and streaming_is_quicker(
+            self.a.shape[1], self.a.shape[2], self.g.shape[2]
+        ):
+            return Streamed(self, self._numbers, self.a.shape[1] * (self.a.shape[2] + self.g.shape[2]))
+        if method in (AUTO, LAST):
             method = choose_method(self.a.shape[1], self.a.shape[2], self.g.shape[2], self.a.shape[0])
         if method == GRAM or self.a.shape[1] == 1:
             self.square_norms()

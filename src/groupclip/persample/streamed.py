@@ -1,0 +1,93 @@
+"""Gradients of the one weight that a group's factors wait for: formed for a few samples at once, normed, weighed and dropped.
+
+So each gradient is formed once, and nothing of it is kept: no second product, and no memory but that of the few.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from .base import PerSample
+from .dense import Dense
+from .norms import INSTANTIATED, accumulation_dtype
+
+_AT_ONCE = 1 << 21  # numbers of gradients that are there together: what a cache holds
+_FEW = 1 << 16  # so few numbers of all samples aren't worth more than one operation
+
+
+class Divisible(Protocol):
+    """Gradients of which consecutive samples can be had without a copy."""
+
+    @property
+    def num_samples(self) -> int: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @abstractmethod
+    def narrow(self, start: int, end: int) -> PerSample:
+        """Return the gradients of the samples ``start..end-1``."""
+
+    @abstractmethod
+    def select(self, index: Tensor) -> Divisible: ...
+
+    def instantiate(self) -> Tensor: ...
+
+
+class Streamed(PerSample):
+    """The gradients of ``whole``, a few at once.
+
+    Args:
+        whole: inputs and output gradients.
+        numbers: how many a gradient has.
+        kept: how many numbers ``whole`` keeps for a sample: blocks take no more than half as many as all samples do, or one sample.
+    """
+
+    def __init__(self, whole: Divisible, numbers: int, kept: int) -> None:
+        self.whole, self._numbers, self._kept = whole, numbers, kept
+
+    @staticmethod
+    def is_worth(whole: PerSample, numbers: int) -> bool:
+        """Return whether the gradients are so large that a block is worth the operations on it."""
+        return whole.num_samples * numbers > _FEW
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return accumulation_dtype(self.whole.dtype)
+
+    @property
+    def num_samples(self) -> int:
+        return self.whole.num_samples
+
+    @property
+    def method(self) -> str:
+        return f"{INSTANTIATED}, a few at once"
+
+    def blocks(self) -> Iterator[tuple[slice, Dense]]:
+        """Yield consecutive samples and their gradients, until all have been."""
+        room = min(_AT_ONCE, self.num_samples * self._kept // 2)
+        few = max(1, room // max(1, self._numbers))
+        for start in range(0, max(1, self.num_samples), few):
+            end = min(start + few, self.num_samples)
+            yield slice(start, end), Dense(self.whole.narrow(start, end).instantiate())
+
+    def square_norms(self) -> Tensor:
+        return torch.cat([grads.square_norms() for _, grads in self.blocks()])
+
+    def square_rooms(self) -> float:
+        return Dense.rooms(self.dtype, self._numbers)
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        sums = [grads.weighted_sum(factors[which]) for which, grads in self.blocks()]
+        return torch.stack(sums).sum(dim=0)
+
+    def instantiate(self) -> Tensor:
+        return self.whole.instantiate()
+
+    def select(self, index: Tensor) -> Streamed:
+        return Streamed(self.whole.select(index), self._numbers, self._kept)
