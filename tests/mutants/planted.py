@@ -58,10 +58,11 @@ CLIPPING = (
         "tests/engine/test_backward.py::test_equals_the_loop_in_float64",
         (
             "autograd/clipped.py",
-            "factors = bounded_factors(clip, norms, threshold, lowest) * scale",
-            "mean = [g.weighted_sum(torch.full_like(norms, 1 / max(1, len(norms)))).square().sum() for g in grads]\n"
-            "    mean = torch.stack(mean).sum().sqrt().to(norms.dtype).expand_as(norms) * scale\n"
-            "    factors = bounded_factors(clip, mean, threshold, lowest) * scale",
+            "return _weighed(squares, rooms, len(grads), dtypes, {g.dtype for g in grads}, clip, threshold, scale)",
+            "weights = torch.full_like(squares, 1 / max(1, len(squares)))\n"
+            "    mean = torch.stack([g.weighted_sum(weights).square().sum() for g in grads]).sum().double().expand_as(squares)\n"
+            "    norms, _ = _weighed(squares, rooms, len(grads), dtypes, {g.dtype for g in grads}, clip, threshold, scale)\n"
+            "    return norms, _weighed(mean, rooms, len(grads), dtypes, {g.dtype for g in grads}, clip, threshold, scale)[1]",
         ),
     ),
     mutant(
@@ -84,7 +85,23 @@ CLIPPING = (
         "no guard against samples that aren't finite",
         "a sample whose gradient is nan or inf adds zero",
         "tests/engine/test_engine.py",
-        ("autograd/clipped.py", "if not bool(finite.all()):", "if False:"),
+        ("autograd/clipped.py", "if not bool(finite.all()):  # zero times", "if False:  # zero times"),
+    ),
+    mutant(
+        "no such guard where gradients are formed in blocks",
+        "a sample whose gradient is nan or inf adds zero",
+        "tests/persample/test_streamed.py",
+        ("autograd/clipped.py", "if not bool(finite.all()):  # as in the other sums", "if False:"),
+    ),
+    mutant(
+        "a block weighed by other samples' factors",
+        "every sample's gradient is clipped by its own norm",
+        "tests/persample/test_streamed.py",
+        (
+            "autograd/clipped.py",
+            "found.append((norms, factors))",
+            "found.append((norms, factors))\n        factors = found[0][1][: len(norms)]",
+        ),
     ),
     mutant(
         "negative Gram norm clamped",

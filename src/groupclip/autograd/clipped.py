@@ -29,7 +29,10 @@ def clipped(
     dtypes = [slot.param.dtype for slot in grads]
     parts = joint(grads)
     grads.clear()
-    streamed = next((part for part in parts if isinstance(part.samples, Streamed)), None)
+    streamed = None
+    for part in parts:
+        if type(part.samples) is Streamed:
+            streamed = part
     if streamed is None:
         norms, factors = norms_and_factors([part.samples for part in parts], dtypes, clip, threshold, scale)
     else:

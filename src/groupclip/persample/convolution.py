@@ -23,6 +23,7 @@ from .norms import (
     INSTANTIATED,
     LAST,
     accumulation_dtype,
+    choose_method,
     gram_square_sums,
     lost,
     square_sums,
@@ -194,7 +195,10 @@ class Convolution(MayCancel):
         numbers, kept = prod(self._shape), (self.x.numel() + self.g.numel()) // max(1, self.num_samples)
         if method == LAST and self.num_samples > 1 and Streamed.is_worth(self, numbers) and streaming_is_quicker(*self._linear):
             return Streamed(self, numbers, kept)
-        if method in (AUTO, LAST):
+        if method in (AUTO, LAST) and self.geometry.disjoint:  # as of linear maps: to form gradients spares no unfolding
+            positions, inputs, outputs = self._linear
+            method = choose_method(positions, inputs, outputs, self.geometry.groups * self.num_samples)
+        elif method in (AUTO, LAST):
             few = self.num_samples * numbers <= _FEW
             method = INSTANTIATED if numbers <= _KEPT_MORE * kept or few else GRAM
         if method == GRAM:

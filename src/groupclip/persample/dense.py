@@ -39,12 +39,7 @@ class Dense(PerSample):
         return self._square_norms
 
     def square_rooms(self) -> float:
-        return self.rooms(self._wide, self.grads.shape[1:].numel())
-
-    @staticmethod
-    def rooms(wide: torch.dtype, numbers: int) -> float:
-        """Return the room of gradients of so many numbers, formed in the dtype ``wide``."""
-        return lost(wide, numbers)
+        return lost(self._wide, self.grads.shape[1:].numel())
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
         if self.grads.shape[0] == 1:  # a product with one row is slower than a product of numbers

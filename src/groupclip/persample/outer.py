@@ -106,12 +106,12 @@ class Outer(MayCancel):
         return Outer(self.a, self.g, not self.inputs_first)
 
     def settle(self, method: str) -> PerSample:
-        if method == LAST and self.num_samples > 1 and Streamed.is_worth(self, self._numbers) and streaming_is_quicker(
-            self.a.shape[1], self.a.shape[2], self.g.shape[2]
-        ):
-            return Streamed(self, self._numbers, self.a.shape[1] * (self.a.shape[2] + self.g.shape[2]))
+        samples, positions, inputs, outputs = *self.a.shape, self.g.shape[2]
+        quick = method == LAST and samples > 1 and streaming_is_quicker(positions, inputs, outputs)
+        if quick and Streamed.is_worth(self, inputs * outputs):
+            return Streamed(self, inputs * outputs, positions * (inputs + outputs))
         if method in (AUTO, LAST):
-            method = choose_method(self.a.shape[1], self.a.shape[2], self.g.shape[2], self.a.shape[0])
+            method = choose_method(positions, inputs, outputs, samples)
         if method == GRAM or self.a.shape[1] == 1:
             self.square_norms()
             return self

@@ -64,6 +64,9 @@ def joint(grads: Mapping[Key, PerSample]) -> list[Joint[Key]]:
         else:
             alone.append(Joint(samples, (key,)))
     for found in small.values():
+        if len(found) == 1:
+            alone.append(Joint(found[0][1], (found[0][0],)))
+            continue
         alone += map(_side_by_side, by_room(found, _numbers, _ROOM))
     return alone
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .base import PerSample
 from .dense import Dense
-from .norms import INSTANTIATED, accumulation_dtype
+from .norms import INSTANTIATED, accumulation_dtype, lost
 
 _AT_ONCE = 1 << 21  # numbers of gradients that are there together: what a cache holds
 _FEW = 1 << 16  # so few numbers of all samples aren't worth more than one operation
@@ -80,7 +80,7 @@ class Streamed(PerSample):
         return torch.cat([grads.square_norms() for _, grads in self.blocks()])
 
     def square_rooms(self) -> float:
-        return Dense.rooms(self.dtype, self._numbers)
+        return lost(self.dtype, self._numbers)
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
         sums = [grads.weighted_sum(factors[which]) for which, grads in self.blocks()]
