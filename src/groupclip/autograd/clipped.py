@@ -54,8 +54,8 @@ def _in_blocks(
     """Return norms and factors ``[B]`` of a group. The sum of the gradients that are formed in blocks is added to ``totals``."""
     last = streamed.samples
     assert isinstance(last, Streamed)
-    sorts = {last.dtype, *(g.dtype for g in others)}
-    known, rooms = _squares_and_rooms(others)
+    known, rooms, sorts = _squares_and_rooms(others)
+    sorts.add(last.dtype)
     found: list[tuple[Tensor, Tensor]] = []
     for which, grads in last.blocks():
         squares = grads.square_norms().double() + (known[which] if isinstance(known, Tensor) else known)
@@ -88,19 +88,21 @@ def norms_and_factors(
         clip, threshold: the clip function, and R of the group.
         scale: what the gradients are to be multiplied by; the factors contain it.
     """
-    squares, rooms = _squares_and_rooms(grads)
+    squares, rooms, sorts = _squares_and_rooms(grads)
     assert isinstance(squares, Tensor)
-    return _weighed(squares, rooms, len(grads), dtypes, {g.dtype for g in grads}, clip, threshold, scale)
+    return _weighed(squares, rooms, len(grads), dtypes, sorts, clip, threshold, scale)
 
 
-def _squares_and_rooms(grads: Sequence[PerSample]) -> tuple[Tensor | float, Tensor | float]:
-    """Return squared norms ``[B]`` in float64, zero without gradients, and rooms."""
+def _squares_and_rooms(grads: Sequence[PerSample]) -> tuple[Tensor | float, Tensor | float, set[torch.dtype]]:
+    """Return squared norms ``[B]`` in float64, zero without gradients; rooms; and the dtypes of the gradients."""
     squares: Tensor | float = 0.0
     rooms: Tensor | float = 0.0
+    sorts: set[torch.dtype] = set()
     for g in grads:
         squares = g.square_norms().double() if isinstance(squares, float) else squares + g.square_norms()
         rooms = rooms + g.square_rooms()
-    return squares, rooms
+        sorts.add(g.dtype)
+    return squares, rooms, sorts
 
 
 def _weighed(

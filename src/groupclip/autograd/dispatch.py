@@ -31,7 +31,7 @@ from .operation import DERIVED, RULE, SLOW, VMAP, Call, NotSplit, is_in_place, t
 from .own import LOOKUPS, run_on_own
 from .reads import run
 from .tap import tap
-from .tensors import PRIVATE_TYPES, Private, PrivateParameter, PrivateTensor, send_uses_to, targets
+from .tensors import PASSIVE, PRIVATE_TYPES, Private, PrivateParameter, PrivateTensor, send_uses_to, targets
 from .vmap import NATIVE, NestedLevel, Part, hooks_on_saved, natively
 
 
@@ -66,17 +66,6 @@ WRITTEN_OUT: dict[Any, WrittenOut] = {}
 #: operation -> what is checked whatever way the operation goes.
 CHECKS: dict[Any, Check] = {}
 
-#: Operations that return facts, or tensors cut off from autograd: run as they are.
-_PASSIVE: set[Any] = {
-    Tensor.detach, Tensor.size, Tensor.dim, Tensor.numel, Tensor.nelement, Tensor.stride, Tensor.is_contiguous,
-    Tensor.requires_grad_, Tensor.register_hook, Tensor.is_floating_point, Tensor.is_complex, Tensor.data_ptr,
-    Tensor.untyped_storage, Tensor.element_size, Tensor.get_device, Tensor.__len__, Tensor.__repr__, Tensor.__hash__,
-    Tensor.register_post_accumulate_grad_hook, Tensor.retain_grad, Tensor.__format__, Tensor.__reduce_ex__,
-    *(getattr(Tensor, name).__get__ for name in ("grad", "requires_grad", "shape", "dtype", "device", "ndim", "layout", "is_meta")),
-    getattr(Tensor, "grad").__set__,  # noqa: B009
-    Tensor.is_shared, Tensor.share_memory_, torch._has_compatible_shallow_copy_type,  # pyright: ignore[reportPrivateImportUsage]
-}  # fmt: skip
-
 #: Entry by entry, or moving entries: autograd itself sums an expanded parameter's gradient for each sample, at no extra cost.
 _ENTRYWISE: set[Any] = {
     torch.add, Tensor.add, Tensor.add_, torch.sub, Tensor.sub, Tensor.sub_, torch.subtract, Tensor.subtract, torch.rsub,
@@ -91,7 +80,7 @@ _PROPERTIES = ("__get__", "__set__", "__delete__")  # shape, grad, data, T ..
 def dispatch(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Run ``func`` on arguments of which some are private."""
     with torch._C.DisableTorchFunctionSubclass():
-        if func in _PASSIVE or not torch.is_grad_enabled():
+        if func in PASSIVE or not torch.is_grad_enabled():
             return func(*args, **kwargs)
         privates: list[Private] = []
         plain: list[Tensor] = []

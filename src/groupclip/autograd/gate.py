@@ -14,8 +14,8 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from operator import attrgetter
 from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 import torch

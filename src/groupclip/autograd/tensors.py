@@ -29,14 +29,33 @@ def send_uses_to(dispatch: Any, untraced: Any = None) -> None:
     _dispatch[:] = [dispatch, untraced or dispatch]
 
 
-class PrivateParameter(nn.Parameter):
-    """A trainable parameter whose every use is seen. Made by ``groupclip.attach``, undone by ``engine.detach``."""
+#: Operations that return facts, or tensors cut off from autograd: run as they are.
+PASSIVE: set[Any] = {
+    Tensor.detach, Tensor.size, Tensor.dim, Tensor.numel, Tensor.nelement, Tensor.stride, Tensor.is_contiguous,
+    Tensor.requires_grad_, Tensor.register_hook, Tensor.is_floating_point, Tensor.is_complex, Tensor.data_ptr,
+    Tensor.untyped_storage, Tensor.element_size, Tensor.get_device, Tensor.__len__, Tensor.__repr__, Tensor.__hash__,
+    Tensor.register_post_accumulate_grad_hook, Tensor.retain_grad, Tensor.__format__, Tensor.__reduce_ex__,
+    *(getattr(Tensor, name).__get__ for name in ("grad", "requires_grad", "shape", "dtype", "device", "ndim", "layout", "is_meta")),
+    getattr(Tensor, "grad").__set__,  # noqa: B009
+    Tensor.is_shared, Tensor.share_memory_, torch._has_compatible_shallow_copy_type,  # pyright: ignore[reportPrivateImportUsage]
+}  # fmt: skip
 
-    _slot: Slot | None = None  # None on a deep copy: a parameter without an engine
+
+class _Seen:
+    """Its every use as a tensor is seen."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in PASSIVE:  # what optimizers ask of every parameter
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
         return _dispatch[torch.compiler.is_dynamo_compiling()](func, args, kwargs or {})
+
+
+class PrivateParameter(_Seen, nn.Parameter):
+    """A trainable parameter whose every use is seen. Made by ``groupclip.attach``, undone by ``engine.detach``."""
+
+    _slot: Slot | None = None  # None on a deep copy: a parameter without an engine
 
     def __reduce_ex__(self, protocol: int) -> Any:
         # Pickled as the plain parameter that it is: the engine isn't part of the model.
@@ -50,14 +69,10 @@ class PrivateParameter(nn.Parameter):
         return memo[id(self)]
 
 
-class PrivateTensor(Tensor):
+class PrivateTensor(_Seen, Tensor):
     """A tensor that was computed from private parameters without the batch, and not yet met it."""
 
     _derived: Derived
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _dispatch[torch.compiler.is_dynamo_compiling()](func, args, kwargs or {})
 
 
 Private = PrivateParameter | PrivateTensor

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..packing import by_room
 from .base import PerSample
-from .dense import Dense
+from .dense import SMALL, Dense
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -64,10 +64,10 @@ def joint(grads: Mapping[Key, PerSample]) -> list[Joint[Key]]:
         else:
             alone.append(Joint(samples, (key,)))
     for found in small.values():
-        if len(found) == 1:
-            alone.append(Joint(found[0][1], (found[0][0],)))
-            continue
-        alone += map(_side_by_side, by_room(found, _numbers, _ROOM))
+        if len(found) * SMALL <= _ROOM:
+            alone.append(_side_by_side(found))
+        else:
+            alone += map(_side_by_side, by_room(found, _numbers, _ROOM))
     return alone
 
 
