@@ -140,7 +140,8 @@ def _noise_bytes(model: nn.Module, dtype: torch.dtype) -> int:
     """Return the most that noise on sums of this type holds beside them."""
     sizes = [p.numel() for p in model.parameters() if p.requires_grad and _of_sum(p) == dtype]
     together = together_at_most(sizes)
-    return max(workspace_bytes(max(sizes), dtype), workspace_bytes(together, dtype) + together * dtype.itemsize)
+    alone = max(workspace_bytes(size, dtype) for size in set(sizes))  # a smaller one may take more
+    return max(alone, workspace_bytes(together, dtype) + together * dtype.itemsize)
 
 
 def optimizer_bytes(model: nn.Module, optimizer: Optimizer | None) -> tuple[int, int]:

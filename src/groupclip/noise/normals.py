@@ -19,6 +19,7 @@ from .single import InSingle, bytes_for, suits
 CHUNK = 3 << 15  # coordinates drawn at a time: their words, and as much to work with, nearly stay in a core's own cache
 SINGLE_CHUNK = 3 << 17  # the same in float32, whose operations are so short that the interpreter between them tells
 THREADS = 4  # at most: the stream itself, which is read by one after the other, takes a quarter of the time
+_FEW = 1 << 14  # coordinates up to which float64 is the quicker way: float32's rare pairs cost as much as these in any case
 _LARGE = 1e300  # of a standard deviation, so that twice a radius is still finite
 _NUMPY_DTYPES = (torch.float64, torch.float32)  # of float16, torch rounds in two steps, here too
 
@@ -34,8 +35,8 @@ class Stream(Protocol):
 def add_normals(tensor: Tensor, std: float, stream: Stream) -> None:
     """Adds independent ``N(0, std^2)`` to every coordinate, in place: each sum is rounded once.
 
-    To float32 in memory that NumPy reaches, normals of :mod:`groupclip.noise.single` are added; to all else those of
-    :mod:`groupclip.noise.boxmuller`, of which each sum is formed in float64 and cast last.
+    To float32 in memory that NumPy reaches, if it isn't small, normals of :mod:`groupclip.noise.single` are added; to all else
+    those of :mod:`groupclip.noise.boxmuller`, of which each sum is formed in float64 and cast last.
 
     The same words give the same noise, whatever the number of threads: as many as torch has on the CPU, four at most. After an
     exception some coordinates have noise and others not, and no thread goes on.
@@ -51,7 +52,13 @@ def add_normals(tensor: Tensor, std: float, stream: Stream) -> None:
     workspaces = [kind(min(tensor.numel(), chunk)) for _ in range(threads)]
     if kind is not InTorch:
         torch.autograd.graph.increment_version(tensor)  # NumPy writes behind autograd's back
-    left, turn, stop = pieces(tensor.detach(), chunk), threading.Lock(), threading.Event()
+    left = pieces(tensor.detach(), chunk)
+    if threads == 1:
+        for piece in left:
+            stream.fill(workspaces[0].needed(piece.numel()))
+            workspaces[0].add(piece, std)
+        return
+    turn, stop = threading.Lock(), threading.Event()
 
     def work(workspace: Workspace) -> None:
         try:
@@ -103,7 +110,7 @@ def _helpers(
 
 def workspace_bytes(count: int, dtype: torch.dtype) -> int:
     """Return what the workspaces for a tensor of ``count`` coordinates of this type take, at most."""
-    single = dtype == torch.float32
+    single = dtype == torch.float32 and count > _FEW
     chunk = _chunk(single)
     size = min(count, chunk)
     return _threads(count, chunk) * (bytes_for(size) if single else 16 * (size + size % 2))
@@ -113,7 +120,7 @@ def _kind(tensor: Tensor, std: float) -> type[InSingle] | type[InNumPy] | type[I
     """Return the way of making normals for this tensor."""
     if not _reachable(tensor):
         return InTorch
-    if tensor.dtype == torch.float32 and suits(std):
+    if tensor.dtype == torch.float32 and suits(std) and tensor.numel() > _FEW:
         return InSingle
     return InNumPy if std < _LARGE and vectorised() else InTorch
 

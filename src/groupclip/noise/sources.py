@@ -44,7 +44,7 @@ class _StreamNoise:
     def add_(self, tensor: Tensor, std: float) -> None:
         """Adds independent ``N(0, std^2)`` to every coordinate of ``tensor``, in place.
 
-        To float32 on the CPU, float32 normals are added, which are exact to 1e-6 of ``1 + |z|``. Otherwise noise
+        To more than 16,384 coordinates of float32 on the CPU, float32 normals are added, exact to 1e-6 of ``1 + |z|``. Otherwise noise
         is drawn in float64, and the sum is formed in float64 and cast once to the tensor's type, half precision
         included. Any shape and strides; at most 24 MiB of temporary memory. On the CPU in as many threads as torch
         has, four at most, which doesn't change what is drawn. ``std=0`` adds
@@ -114,8 +114,8 @@ class InsecureNoise(_StreamNoise):
 
     Whoever guesses the seed subtracts the noise, so no epsilon may be claimed. The same seed and the
     same calls give the same noise on the same device type, up to rounding if the processors differ,
-    unless the process was forked in between. On the CPU, a plain float32 tensor gets other noise than one of
-    another type, or one whose memory NumPy can't reach (a subclass, inside a transform or a compiled function).
+    unless the process was forked in between. On the CPU, a plain float32 tensor of more than 16,384 coordinates gets other noise
+    than one of another type, or one whose memory NumPy can't reach (a subclass, inside a transform or a compiled function).
 
     Args:
         seed: any integer.
