@@ -58,11 +58,11 @@ CLIPPING = (
         "tests/engine/test_backward.py::test_equals_the_loop_in_float64",
         (
             "autograd/clipped.py",
-            "return _weighed(squares, rooms, len(grads), dtypes, {g.dtype for g in grads}, clip, threshold, scale)",
+            "return _weighed(squares, rooms, len(grads), dtypes, sorts, clip, threshold, scale)",
             "weights = torch.full_like(squares, 1 / max(1, len(squares)))\n"
             "    mean = torch.stack([g.weighted_sum(weights).square().sum() for g in grads]).sum().double().expand_as(squares)\n"
-            "    norms, _ = _weighed(squares, rooms, len(grads), dtypes, {g.dtype for g in grads}, clip, threshold, scale)\n"
-            "    return norms, _weighed(mean, rooms, len(grads), dtypes, {g.dtype for g in grads}, clip, threshold, scale)[1]",
+            "    norms, _ = _weighed(squares, rooms, len(grads), dtypes, sorts, clip, threshold, scale)\n"
+            "    return norms, _weighed(mean, rooms, len(grads), dtypes, sorts, clip, threshold, scale)[1]",
         ),
     ),
     mutant(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch
 from torch import Tensor, nn
@@ -57,7 +57,7 @@ class PrivateParameter(_Seen, nn.Parameter):
 
     _slot: Slot | None = None  # None on a deep copy: a parameter without an engine
 
-    def __reduce_ex__(self, protocol: int) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         # Pickled as the plain parameter that it is: the engine isn't part of the model.
         with torch._C.DisableTorchFunctionSubclass():
             return nn.Parameter(self.detach(), self.requires_grad).__reduce_ex__(protocol)

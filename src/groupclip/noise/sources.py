@@ -44,8 +44,8 @@ class _StreamNoise:
     def add_(self, tensor: Tensor, std: float) -> None:
         """Adds independent ``N(0, std^2)`` to every coordinate of ``tensor``, in place.
 
-        To more than 16,384 coordinates of float32 on the CPU, float32 normals are added, exact to 1e-6 of ``1 + |z|``. Otherwise noise
-        is drawn in float64, and the sum is formed in float64 and cast once to the tensor's type, half precision
+        To more than 16,384 coordinates of float32 on the CPU, float32 normals are added, exact to 1e-6 of ``1 + |z|``.
+        Otherwise noise is drawn in float64, and the sum is formed in float64 and cast once to the tensor's type, half precision
         included. Any shape and strides; at most 24 MiB of temporary memory. On the CPU in as many threads as torch
         has, four at most, which doesn't change what is drawn. ``std=0`` adds
         nothing and draws nothing.
