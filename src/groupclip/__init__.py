@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .auditing import CanaryAudit, RunAudit, StepAudit, audit, audit_run
     from .clipping.adaptive import Adaptive
     from .engine.attach import attach
+    from .engine.averages import WeightAverage
     from .engine.engine import Engine
     from .engine.public_thresholds import public_thresholds
     from .memory import Plan, plan
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from .privacy.spent import default_delta
     from .sampling.batches import logical_batches, poisson_batches
     from .sampling.users import PerUser, user_losses
+    from .tasks.augment import augmented
     from .validate import CheckReport, check
 
 __all__ = [
@@ -49,9 +51,11 @@ __all__ = [
     "RunAudit",
     "StepAudit",
     "UnsupportedOperation",
+    "WeightAverage",
     "attach",
     "audit",
     "audit_run",
+    "augmented",
     "calibrate_search",
     "check",
     "clipping",
@@ -79,6 +83,7 @@ _HOME = {
     "auditing": ("CanaryAudit", "RunAudit", "StepAudit", "audit", "audit_run"),
     "clipping.adaptive": ("Adaptive",),
     "engine.attach": ("attach",),
+    "engine.averages": ("WeightAverage",),
     "engine.engine": ("Engine",),
     "engine.public_thresholds": ("public_thresholds",),
     "memory": ("Plan", "plan"),
@@ -89,6 +94,7 @@ _HOME = {
     "privacy.spent": ("default_delta",),
     "sampling.batches": ("logical_batches", "poisson_batches"),
     "sampling.users": ("PerUser", "user_losses"),
+    "tasks.augment": ("augmented",),
     "validate": ("CheckReport", "check"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

@@ -41,6 +41,12 @@ def mutant(name: str, promise: str, tests: str, *edits: tuple[str, str, str]) ->
 
 CLIPPING = (
     mutant(
+        "views clipped one by one",
+        "the views of one sample are clipped as one",
+        "tests/engine/test_views.py",
+        ("engine/attach.py", "several = Views(views)", "several = Views(views if views < 1 else 1)"),
+    ),
+    mutant(
         "one layer unclipped",
         "one sample moves a group by at most R_m",
         "tests/engine/test_backward.py::test_equals_the_loop_in_float64",

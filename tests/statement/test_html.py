@@ -10,7 +10,7 @@ from torch import nn
 
 from groupclip import partition
 from groupclip.run import RunConfig
-from groupclip.run.config import MODEL_OPTIONS
+from groupclip.run.values import MODEL_OPTIONS
 from groupclip.statement.html import RunReport, _above_noise, html_report
 from groupclip.statement.names import plain_name
 from groupclip.statement.plots import COLOURS, accuracy, epsilon, noisy_norms, short_names

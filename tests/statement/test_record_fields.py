@@ -118,7 +118,7 @@ LOOKS = {
 SAFE = {
     "backward", "detach", "discard", "epsilon", "forward_on", "load_state_dict", "noise_std", "noise_stds", "per_sample", "record",
     "state_dict", "statement",
-    "clip", "ledger", "mechanism", "model", "noise", "optimizer", "partition", "thresholds",
+    "clip", "ledger", "mechanism", "model", "noise", "optimizer", "partition", "thresholds", "views",
 }  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from ..privacy.thresholds import Thresholds
 from .checks import check_arguments, check_modules, check_optimizer, check_parameters, noise_multiplier
 from .engine import Engine
 from .processes import check_alone
+from .views import Views
 
 
 def attach(
@@ -34,6 +35,7 @@ def attach(
     loss_reduction: LossReduction = "none",
     noise: NoiseSource | None = None,
     budget: Budget | Reservation | None = None,
+    views: int = 1,
 ) -> Engine:
     """Make ``model`` and ``optimizer`` train privately.
 
@@ -54,6 +56,8 @@ def attach(
         noise: the source of noise; a new :class:`SecureNoise` by default. One of your own is named in the statement.
         budget: what all trainings and releases on these data may spend together. The plan's steps are set aside in it, each is
             charged before it is taken, and ``engine.detach`` frees the rest. To go on with a saved run, ``budget.reopen(name)``.
+        views: K rows in turn are views of one sample (augmentations of it): the model is called with ``[B K, ..]``, the mean of a
+            sample's K gradients is clipped once, and nothing else changes. Losses are ``[B K]``, or their means ``[B]``.
 
     Guarantee:
         each step's gradient is ``(sum_i g_i^(m) C(g_i^(m); R_m) + s_m N(0, I)) / E[batch size]`` for every group m (the
@@ -72,6 +76,9 @@ def attach(
     check_covers(partition_, model)
     clip_ = clip_function(clip)
     check_arguments(loss_reduction, mechanism, optimizer)
+    several = Views(views)
+    if several.count > 1 and loss_reduction == "sum":
+        raise ValueError(f"loss_reduction='sum' would add up the {views} views of a sample: with views give 'mean' or 'none'")
     if mechanism is not None:
         check_alone()
     source: NoiseSource = SecureNoise() if noise is None else noise
@@ -94,7 +101,7 @@ def attach(
         )
     reservation = reserved(budget, mechanism)
     try:
-        engine = Engine(model, optimizer, partition_, mechanism, clip_, amounts, loss_reduction, source)
+        engine = Engine(model, optimizer, partition_, mechanism, clip_, amounts, loss_reduction, source, several)
     except BaseException:
         if reservation is not None:
             reservation.close()

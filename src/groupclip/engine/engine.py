@@ -38,11 +38,12 @@ from .looks import Looks
 from .provenance import REPRODUCIBLE, Provenance
 from .state import State
 from .step import PrivateStep
+from .views import Views
 
 _log = logging.getLogger("groupclip")
 
 #: What clipping, noise and the statement were made from when the engine was attached.
-_FACTS = frozenset({"partition", "clip", "thresholds", "mechanism", "noise", "ledger"})
+_FACTS = frozenset({"partition", "clip", "thresholds", "mechanism", "noise", "ledger", "views"})
 
 
 class Engine:
@@ -59,12 +60,11 @@ class Engine:
 
     def __init__(
         self, model: nn.Module, optimizer: Optimizer | None, groups: Partition, mechanism: Mechanism | None, clip: ClipFunction,
-        amounts: GroupNoise, loss_reduction: LossReduction, noise: NoiseSource,
+        amounts: GroupNoise, loss_reduction: LossReduction, noise: NoiseSource, views: Views,
     ) -> None:  # fmt: skip
         self.model, self.optimizer, self.mechanism, self.partition = model, optimizer, mechanism, groups
-        self.clip, self.noise, self._amounts = clip, noise, amounts
-        # read-only: noise and clipping must not be told different thresholds
-        self.thresholds: Mapping[str, float] = ReadOnly(self._amounts.thresholds)
+        self.clip, self.noise, self._amounts, self.views = clip, noise, amounts, views.count
+        self.thresholds: Mapping[str, float] = ReadOnly(self._amounts.thresholds)  # clipping and noise must agree on them
         keep_uncompiled()
         self.ledger = None if mechanism is None else Ledger(mechanism)
         self._looks = Looks(groups.names, self.thresholds)
@@ -80,15 +80,16 @@ class Engine:
                 "these weights were trained before, by another engine of this process: engine.epsilon() covers this engine's "
                 "steps alone. The statement tells the epsilon of both, and what they amount to together"
             )
+        show = partial(show_private, self._slots)
         self._step = PrivateStep(
-            self._slots, self.ledger, self.noise, self._amounts, partial(show_plain, self._slots), self._show_private
+            self._slots, self.ledger, self.noise, self._amounts, partial(show_plain, self._slots), show
         )
         self._tape.told, self._tape.own_pass = self._step.samples.called, self._step.own_pass
-        self._forward = Forward(model, self._tape, self._show_private, noise_to_come=mechanism is not None)
+        self._forward = Forward(model, self._tape, show, noise_to_come=mechanism is not None, views=views)
         self._pass = BackwardPass(self._tape, self._step, self._amounts, self._groups, self._slots, self._looks.norms)
         self._state = State(
             groups, clip, self.ledger, noise, amounts, self._groups, self._step, self._looks, self._training,
-            Provenance.of(noise, hardened=amounts.rounding > 0),
+            Provenance.of(noise, hardened=amounts.rounding > 0), self.views,
         )  # fmt: skip
         self._entrance = Entrance(model, self._forward)
         self._entrance.open()
@@ -97,13 +98,10 @@ class Engine:
         if optimizer is not None:
             self._handles += hooks_on_optimizer(optimizer, self._slots, self._step, private=mechanism is not None)
         self._attached = True
-        self._show_private()
-
-    def _show_private(self) -> None:
-        show_private(self._slots)
+        show()
 
     def __repr__(self) -> str:
-        counted = "clipping alone, NOT private" if self.ledger is None else repr(self.ledger)
+        counted = self.ledger or "clipping alone, NOT private"
         return f"Engine({self.partition.style}, M={len(self.partition.names)}, {self.clip.name}, {counted})"
 
     def _clipped(self, group: str, norms: Tensor) -> None:
@@ -118,7 +116,7 @@ class Engine:
 
         Args:
             losses: ``[B]``, one loss per sample of the batch that the model was last called with; sample i's loss must
-                depend on sample i alone.
+                depend on sample i alone. With K views a sample also ``[B K]``, whose mean over the views is taken.
             loss_scale: for float16, in which small gradients vanish: the pass is made on the losses times this number, and it
                 is taken out again before norms and clipping. A power of two changes nothing else. It must not depend on the
                 data; a sample that it makes overflow adds zero.
@@ -129,6 +127,8 @@ class Engine:
                 None; where it held earlier micro-batches, the logical batch must be given up with :meth:`discard`.
         """
         self._require_attached()
+        if self.views > 1:
+            losses = self._forward.by_sample(losses)
         with torch._C.DisableTorchFunctionSubclass():
             check_losses(losses, self._tape.last_batch(), self._tape.shapes)
             check_loss_scale(loss_scale, losses.dtype)
@@ -214,7 +214,7 @@ class Engine:
             clip=self.clip.name, secure_noise=noise.secure, unsafe=sorted(self._looks.taken),
             other_releases=self._amounts.other_releases, rounding=self._amounts.rounding if noise.hardened else 0.0,
             sampling_vouched_by_user=sampling_vouched_by_user, foreign_noise=noise.foreign,
-            earlier=() if self._training is None else self._training.before,
+            earlier=() if self._training is None else self._training.before, views=self.views,
         )  # fmt: skip
 
     def statement(self, *, delta: float, sampling_vouched_by_user: bool = False) -> str:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..alone.arrangement import Arrangement
 from ..alone.as_written import as_written
@@ -19,9 +19,10 @@ from ..alone.outputs import NoRows
 from ..alone.run import Alone
 from ..alone.sequences import Sequences
 from ..autograd.pass_state import Tape, in_backward, refuse_reentry
-from ..errors import PrivacyViolation, UnsupportedOperation
+from ..errors import GroupClipError, PrivacyViolation, UnsupportedOperation
 from ..nested import has_numbers, tensors_in
 from .checks import check_caller, check_coverage, where_read
+from .views import Views
 
 
 class Forward:
@@ -32,10 +33,13 @@ class Forward:
         tape: of the engine.
         private: gives the parameters the class by which their uses are seen.
         noise_to_come: there is a mechanism: what the model holds after training is to be private.
+        views: rows that are one sample.
     """
 
-    def __init__(self, model: nn.Module, tape: Tape, private: Callable[[], None], *, noise_to_come: bool) -> None:
-        self._model, self._tape, self._show_private = model, tape, private
+    def __init__(
+        self, model: nn.Module, tape: Tape, private: Callable[[], None], *, noise_to_come: bool, views: Views
+    ) -> None:
+        self._model, self._tape, self._show_private, self._views = model, tape, private, views if views.count > 1 else None
         self._alone = Alone(model, tape, noise_to_come=noise_to_come)
         self._roles, self._arrangement = Roles(), Arrangement(self._probe)
 
@@ -53,11 +57,11 @@ class Forward:
         check_coverage(self._model)
         if in_backward():  # a checkpoint around the model computes it again
             refuse_reentry()
-            return self._run(inner, self._roles.read(args, kwargs, self._probe), self._arrangement)
+            return self._run(inner, self._read(args, kwargs), self._arrangement)
         with self._tape.forward_pass():
-            inputs = self._roles.read(args, kwargs, self._probe)
-            self._tape.begin_forward(inputs.batch, shapes_of((args, kwargs)))
-            self._tape.tell((args, kwargs))
+            inputs = self._read(args, kwargs)
+            self._tape.begin_forward(inputs.batch, shapes_of((inputs.args, inputs.kwargs)))
+            self._tape.tell((inputs.args, inputs.kwargs))
             try:
                 return self._run(inner, inputs, self._arrangement)
             except NoRows as error:
@@ -74,12 +78,14 @@ class Forward:
                 "isn't of the samples belongs into the function itself"
             )
         Sequences().check(args, {}, lengths[0], None)
+        plain = self._views is None
+        inputs = Inputs(args, {}, frozenset(map(id, tensors)), lengths[0]) if plain else self._read(args, {})
         check_caller(self._model)
         check_coverage(self._model)
         with self._tape.forward_pass():
-            self._tape.begin_forward(lengths[0], shapes_of(args))
-            self._tape.tell(args)
-            return self._run(function, Inputs(args, {}, frozenset(map(id, tensors)), lengths[0]))
+            self._tape.begin_forward(inputs.batch, shapes_of(inputs.args))
+            self._tape.tell(inputs.args)
+            return self._run(function, inputs)
 
     @contextmanager
     def on(self, inputs: tuple[Any, ...]) -> Iterator[None]:
@@ -88,6 +94,11 @@ class Forward:
         if not torch.is_grad_enabled():
             yield
             return
+        if self._views is not None:
+            raise GroupClipError(
+                f"engine.forward_on takes every row for a sample, and with views={self._views.count} one is several rows: compute "
+                "the losses in a function of the samples, engine.per_sample(function, inputs)"
+            )
         check_caller(self._model)
         check_coverage(self._model)
         tensors = [t for t in tensors_in(inputs) if t.dim() > 0]
@@ -107,8 +118,17 @@ class Forward:
         self._arrangement.knows_as(other._arrangement)
         self._alone.knows_as(other._alone)
 
+    def by_sample(self, losses: Tensor) -> Tensor:
+        """Return losses as ``[B]``: with views, the mean of each sample's."""
+        return losses if self._views is None else self._views.means(losses, self._tape.last_batch())
+
+    def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
+        return self._roles.read(args, kwargs, self._probe) if self._views is None else self._views.read(args, kwargs)
+
     def _run(self, function: Callable[..., Any], inputs: Inputs, arrangement: Arrangement | None = None) -> Any:
         with as_written():
+            if self._views is not None:
+                return self._views.joined(self._alone.run(self._views.over(function), inputs))
             return self._alone.run(function, inputs, arrangement)
 
     def _probe(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -37,6 +37,7 @@ class State:
     looks: Looks
     training: Training | None
     provenance: Provenance
+    views: int = 1
 
     def to_dict(self) -> dict[str, Any]:
         """See :meth:`groupclip.Engine.state_dict`."""
@@ -49,12 +50,13 @@ class State:
             "noise": self.provenance.to_dict(),
             "earlier": [] if self.training is None else [e.to_dict() for e in self.training.before],
             "training": self.step.training,
+            "views": self.views,
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """See :meth:`groupclip.Engine.load_state_dict`."""
-        # states of older versions tell of no earlier training, and have no name
-        if not isinstance(state, Mapping) or set(state) | {"earlier", "training"} != set(self.to_dict()):
+        # states of older versions tell of no earlier training and no views, and have no name
+        if not isinstance(state, Mapping) or set(state) | {"earlier", "training", "views"} != set(self.to_dict()):
             found = sorted(state) if isinstance(state, Mapping) else type(state).__name__
             raise ValueError(
                 f"not the state of an engine: {found}, and not {sorted(self.to_dict())}; pass what engine.state_dict() returned"
@@ -63,8 +65,9 @@ class State:
             ("thresholds", state["thresholds"] if self.amounts.moves else dict(self.amounts.thresholds)),
             ("partition", self.partition.to_json()),
             ("clip", repr(self.clip)),
+            ("views", self.views),
         ):
-            if state[name] != mine:
+            if state.get(name, 1) != mine:
                 raise PrivacyViolation(
                     f"the saved run had other {name} than this engine: attach with the same settings as the run to be resumed"
                 )

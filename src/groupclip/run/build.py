@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from ..clipping.adaptive import Adaptive
 from ..engine.attach import attach
+from ..engine.averages import WeightAverage
 from ..engine.engine import Engine
 from ..memory import planned
 from ..models import build_model
@@ -29,7 +30,10 @@ from .optimizers import make_optimizer
 
 @dataclass(frozen=True, eq=False)
 class Trainer:
-    """Holds what trains, put together and attached; ``groups`` are of ``model``, ``mechanism`` is the engine's."""
+    """Holds what trains, put together and attached; ``groups`` are of ``model``, ``mechanism`` is the engine's.
+
+    views: of each image; augment: how they are made. average: of the weights, if it is what will be released.
+    """
 
     model: nn.Module
     optimizer: Optimizer
@@ -37,6 +41,14 @@ class Trainer:
     engine: Engine
     mechanism: Mechanism
     device: torch.device
+    views: int = 1
+    augment: str = "none"
+    average: WeightAverage | None = None
+
+    @property
+    def released(self) -> nn.Module:
+        """The model whose weights are released: what was trained, or a copy that holds the average."""
+        return self.model if self.average is None else self.average.model()
 
     @property
     def noise_multiplier(self) -> float:
@@ -64,7 +76,13 @@ def build(config: RunConfig, task: Task, mechanism: Mechanism | None = None) -> 
             epsilon=config.epsilon, delta=config.delta, accountant=config.accountant
         )
     engine = attached(config, task, model, optimizer, groups, mechanism)
-    return Trainer(model, optimizer, groups, engine, mechanism, device)
+    average = average_of(config, model)
+    return Trainer(model, optimizer, groups, engine, mechanism, device, config.views, config.augment, average)
+
+
+def average_of(config: RunConfig, model: nn.Module) -> WeightAverage | None:
+    """Begin the average of a run's weights, if it has one."""
+    return None if config.average == "none" else WeightAverage(model, config.average, steps=config.steps)
 
 
 def plan_of(config: RunConfig, task: Task) -> Mechanism:
@@ -99,6 +117,7 @@ def attached(
         thresholds=thresholds,
         allocation=config.allocation,
         noise=HardenedNoise() if config.hardened else None,
+        views=config.views,
     )
 
 
@@ -121,8 +140,9 @@ def groups_of(config: RunConfig, task: Task, model: nn.Module, optimizer: Optimi
     """Make the groups of a run; a planned style is planned for a full microbatch, of which only shapes matter."""
     if isinstance(config.clipping, str) and config.clipping.startswith(PLANNED):
         kind = torch.float32 if task.vocabulary is None else torch.int64
-        inputs = torch.empty(config.microbatch, *task.input_shape, dtype=kind, device="meta")
-        labels = torch.empty(config.microbatch, dtype=torch.int64, device="meta")
+        rows = config.microbatch * config.views
+        inputs = torch.empty(rows, *task.input_shape, dtype=kind, device="meta")
+        labels = torch.empty(rows, dtype=torch.int64, device="meta")
         return planned(model, config.clipping, (inputs, labels), optimizer)
     return partition(model, config.clipping)
 

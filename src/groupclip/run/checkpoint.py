@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..engine.averages import WeightAverage
 from .errors import RunFailed
 from .files import SECRET, write_atomically
 
@@ -44,14 +45,18 @@ def save(
     optimizer: Optimizer,
     engine: Mapping[str, Any],
     progress: Progress,
+    average: WeightAverage | None = None,
 ) -> None:
     """Write a checkpoint, atomically, for its owner alone. Raises OSError; the old one is intact then."""
     from safetensors.torch import save as serialise
 
     tensors, plain = flatten(optimizer.state_dict())
     tensors |= {f"model.{name}": value for name, value in model.state_dict().items()}
+    kept = {} if average is None else average.state_dict()
+    tensors |= {f"average.{name}": value for name, value in kept.pop("means", {}).items()}
     facts = {
         "format": FORMAT,
+        "average": kept,
         "config": config,
         "engine": engine,
         "optimizer": plain,
@@ -70,6 +75,7 @@ class Checkpoint:
     progress: Progress
     weights: dict[str, Tensor]
     optimizer: dict[str, Any]
+    average: dict[str, Any]
 
 
 def load(path: Path) -> Checkpoint:
@@ -88,7 +94,10 @@ def load(path: Path) -> Checkpoint:
         progress = Progress(done["updates"], lost, done["pretraining"])
         if any(type(n) is not int or n < 0 for n in (progress.updates, *sum(lost, ()))):
             raise ValueError(f"its progress is {done}")
-        return Checkpoint(facts["config"], facts["engine"], progress, weights, unflatten(tensors, facts["optimizer"]))
+        means = {n.removeprefix("average."): t for n, t in tensors.items() if n.startswith("average.")}
+        average = {**facts.get("average", {}), "means": means}
+        optimizer = unflatten(tensors, facts["optimizer"])
+        return Checkpoint(facts["config"], facts["engine"], progress, weights, optimizer, average)
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise RunFailed(
             f"{path} is no checkpoint of this version of groupclip ({error}): start the run again in a new folder"

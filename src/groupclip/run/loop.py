@@ -76,6 +76,8 @@ class Loop:
         try:
             for step in taken:
                 self.evaluation = None
+                if self.trainer.average is not None:
+                    self.trainer.average.update()
                 self.progress = replace(self.progress, updates=self.progress.updates + 1)
                 row = self._row(step)
                 with said_plainly("writing metrics.jsonl", going_on):
@@ -150,6 +152,7 @@ class Loop:
             self.trainer.optimizer,
             self.trainer.engine.state_dict(),
             self.progress,
+            self.trainer.average,
         )
         self._saved = time.monotonic()
 
@@ -166,7 +169,7 @@ class Loop:
         }
         every = self.config.eval_every
         if every and (step % every == 0 or step == self.config.steps):
-            self.evaluation = evaluate(self.trainer.model, self.task, self.trainer.device)
+            self.evaluation = evaluate(self.trainer.released, self.task, self.trainer.device)
             row["test_accuracy"] = self.evaluation.test_accuracy
             if self.evaluation.public_loss is not None and math.isfinite(self.evaluation.public_loss):
                 row["public_loss"] = self.evaluation.public_loss

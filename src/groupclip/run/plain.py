@@ -28,6 +28,7 @@ from .files import PUBLIC, Lines, said_plainly, write_atomically
 from .folder import RunFolder, new_folder, refuse_used
 from .guessing import findings
 from .loading import loaded
+from .losses import views_of
 from .metrics import row_text
 from .observer import Beginning, Nobody, Observer
 from .optimizers import learning_rate, make_optimizer, set_rate
@@ -151,8 +152,10 @@ class PlainRun:
                 optimizer.zero_grad()
                 pieces = zip(inputs.split(config.microbatch), labels.split(config.microbatch), strict=True)
                 for x, y in pieces:
-                    loss = F.cross_entropy(model(x.to(self.device)), y.to(self.device), reduction="sum")
-                    (loss / len(labels)).backward()
+                    images = x if config.augment == "none" else views_of(x, config.views, config.augment)
+                    targets = y.repeat_interleave(config.views).to(self.device)
+                    loss = F.cross_entropy(model(images.to(self.device)), targets, reduction="sum")
+                    (loss / (config.views * len(labels))).backward()
                 optimizer.step()
                 row: dict[str, Any] = {"step": step, "private": False, "learning_rate": rate}
                 if config.eval_every and (step % config.eval_every == 0 or step == config.steps):

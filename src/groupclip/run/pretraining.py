@@ -11,7 +11,7 @@ from ..models import pretrain_on_letters
 from ..models.cnn import SmallCNN
 from ..models.vit import VisionTransformer
 from ..tasks import Task
-from .build import Trainer, attached
+from .build import Trainer, attached, average_of
 from .config import RunConfig
 from .errors import ConfigError
 
@@ -37,4 +37,4 @@ def pretrained(
         trainer.model, task.input_shape, steps=config.pretrain_steps, seed=config.seed, on_step=on_step
     )
     engine = attached(config, task, trainer.model, trainer.optimizer, trainer.groups, trainer.mechanism)
-    return replace(trainer, engine=engine), facts
+    return replace(trainer, engine=engine, average=average_of(config, trainer.model)), facts

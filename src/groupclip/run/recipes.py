@@ -81,6 +81,11 @@ KINDS: dict[str, Literal["image", "text"]] = {"csv": "text"}  # of tasks that ca
 EVALUATIONS = 20  # at most that many in a run
 
 
+def augmentation(task: str) -> str:
+    """Return how views of the images of a task are made: digits aren't mirrored, for their mirror images are no digits."""
+    return "crop" if task in ("digits", "mnist") else "crop-flip"
+
+
 def plain_recipe(task: str, kind: Literal["image", "text"], model: str | None) -> Recipe:
     """Return the defaults of a run without privacy: the private run's model, pretraining and reading, and a fitting training."""
     private = recipe(task, kind, model)

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,12 @@ from ..statement.words import paragraphs
 from ..tasks import Task
 from .build import Trainer
 from .checkpoint import Progress, plain_tensor
-from .config import PATH_OPTIONS, RunConfig
+from .config import RunConfig
 from .environment import environment
 from .evaluate import Evaluation
 from .files import sync_folder, write_atomically
 from .guessing import findings, told_majority
+from .values import PATH_OPTIONS
 
 
 def write_release(
@@ -43,8 +45,8 @@ def write_release(
     shutil.rmtree(made, ignore_errors=True)
     made.mkdir()
     try:
-        record = trainer.engine.record(delta=config.delta)
-        weights = {name: plain_tensor(value) for name, value in trainer.model.state_dict().items()}
+        record = record_of(config, trainer)
+        weights = {name: plain_tensor(value) for name, value in trainer.released.state_dict().items()}
         write_atomically(made / "model.safetensors", serialise(weights, {"format": "pt"}))
         write_atomically(made / "privacy.json", as_json(record.to_dict()))
         write_atomically(made / "config.json", as_json(model_settings(config, task)))
@@ -57,6 +59,12 @@ def write_release(
         shutil.rmtree(made, ignore_errors=True)
 
 
+def record_of(config: RunConfig, trainer: Trainer) -> PrivacyRecord:
+    """Return the record of a run, which says which weights are released."""
+    record = trainer.engine.record(delta=config.delta)
+    return record if trainer.average is None else replace(record, weights=trainer.average.told)
+
+
 def _card(
     config: RunConfig, task: Task, record: PrivacyRecord, progress: Progress, evaluation: Evaluation | None
 ) -> str:
@@ -66,6 +74,8 @@ def _card(
     if progress.pretraining is not None:
         origin = "trained after public pretraining on drawn letters"
         sections["Public pretraining"] = "\n".join(f"- {plain_name(k)}: {v}" for k, v in progress.pretraining.items())
+    if config.augment != "none":
+        sections["Data"] += f"\n- augmentation: {config.augment}, {config.views} random views of an image in each step"
     if progress.lost:
         sections["Interruptions"] = (
             f"{told_lost(progress.lost)}. The weights took {progress.updates:,} updates of the {record.steps:,} steps that are "
@@ -117,7 +127,7 @@ def write_report(
     rows: Sequence[Mapping[str, Any]],
 ) -> None:
     """Write ``report.html``; ``rows``: of ``metrics.jsonl``. Raises OSError; an old report stays."""
-    record = trainer.engine.record(delta=config.delta)
+    record = record_of(config, trainer)
     assert trainer.engine.ledger is not None
     report = RunReport(
         title=f"{config.model} on {task.name}, trained with differential privacy",

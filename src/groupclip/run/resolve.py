@@ -12,7 +12,7 @@ from ..privacy.spent import default_delta, told_lax
 from ..tasks import Task
 from .config import RunConfig
 from .errors import ConfigError
-from .recipes import EVALUATIONS, KINDS, plain_recipe, recipe
+from .recipes import EVALUATIONS, KINDS, augmentation, plain_recipe, recipe
 
 
 def advised_reading(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,6 +59,12 @@ def resolve(request: Mapping[str, Any], task: Task) -> RunConfig:
         raise ConfigError(
             f"momentum={request['momentum']:g} is of sgd and means nothing with optimizer={optimizer!r}: give one of them"
         )
+    views = request.get("views", 1)
+    augment = request.get("augment", "none" if views == 1 else augmentation(task.name))
+    if augment != "none" and (task.kind != "image" or len(task.input_shape) != 3):
+        raise ConfigError(f"views={views}, augment={augment!r}: views are made of images, and task {task.name!r} has none")
+    if views > 1 and augment == "none":
+        raise ConfigError(f"views={views} of every image would be {views} times the same: give augment=crop or crop-flip")
     defaults = {
         **{f.name: getattr(advised, f.name) for f in fields(advised) if f.name in open_to_advice},
         "sampling": sampling,
@@ -68,6 +74,7 @@ def resolve(request: Mapping[str, Any], task: Task) -> RunConfig:
         "steps": steps,
         "optimizer": optimizer,
         "momentum": advised.momentum if optimizer == "sgd" else 0.0,
+        "augment": augment,
         "seed": 0,
         "eval_every": math.ceil(steps / EVALUATIONS),
         "device": "auto",

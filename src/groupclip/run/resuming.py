@@ -71,6 +71,8 @@ def resume(
         with checkpoint.usable(folder.checkpoint):
             trainer.model.load_state_dict(saved.weights)
             trainer.optimizer.load_state_dict(saved.optimizer)
+            if trainer.average is not None:
+                trainer.average.load_state_dict(saved.average)
             engine, progress = checkpoint.charged_to(saved, charged)
             trainer.engine.load_state_dict(engine)
         cut_torn_row(folder.metrics)

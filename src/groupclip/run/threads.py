@@ -31,7 +31,7 @@ def advised_threads(config: RunConfig, task: Task, model: nn.Module) -> int:
     shell = copy.deepcopy(model).to("meta")
     with FlopCounterMode(display=False) as counted, torch.no_grad():
         shell(sample)
-    work = counted.get_total_flops() * config.microbatch
+    work = counted.get_total_flops() * config.microbatch * config.views
     return max(1, min(torch.get_num_threads(), int(work // PER_THREAD)))
 
 

@@ -179,7 +179,7 @@ class Run:
     def _final_evaluation(self) -> Evaluation | None:
         if not self.config.eval_every:
             return None
-        return self.loop.evaluation or evaluate(self.trainer.model, self.task, self.trainer.device)
+        return self.loop.evaluation or evaluate(self.trainer.released, self.task, self.trainer.device)
 
     def _publish(self, evaluation: Evaluation | None, keep_resume: bool) -> Outcome:
         trainer, folder, progress = self.trainer, self.folder, self.loop.progress

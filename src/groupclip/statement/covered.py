@@ -13,6 +13,7 @@ def covered(record: PrivacyRecord) -> str:
     return (
         "The figure covers the final weights, the weights after every step, and every noisy gradient: all of them may be published "
         "together. Anything computed from them alone is covered as well."
+        + (f" The final weights are {record.weights}: such an average costs no privacy." if record.weights else "")
         + (
             " The figure covers what these steps did to the weights, and not what was spent on the weights before."
             if record.earlier

@@ -8,7 +8,7 @@ from groupclip.noise.sources import KEY_GIVEN
 from groupclip.privacy import accounting
 from groupclip.privacy.figures import figure
 from groupclip.privacy.thresholds import sensitivity
-from groupclip.statement.terms import MECHANISMS, SAMPLINGS, software
+from groupclip.statement.terms import LAST, MECHANISMS, SAMPLINGS, software
 
 if TYPE_CHECKING:
     from groupclip.statement.record import PrivacyRecord
@@ -34,6 +34,7 @@ def facts(record: PrivacyRecord) -> list[tuple[str, str]]:
         ("steps taken of planned", f"{record.steps:,} of {mechanism.steps:,}"),
         ("noise multiplier", f"{mechanism.noise_multiplier:.6g}"),
         ("clip function", record.clip),
+        *([(f"views of one {mechanism.unit}, clipped as one", f"{record.views}")] if record.views > 1 else []),
         ("groups", f"{len(record.thresholds)} ({record.partition_style})"),
         (f"one {mechanism.unit} adds to the sum", f"at most {sensitivity(record.thresholds):.6g} (l2 norm)"),
         ("the sum is divided by", f"the expected batch size, {mechanism.expected_batch_size:,}"),
@@ -42,6 +43,7 @@ def facts(record: PrivacyRecord) -> list[tuple[str, str]]:
         ("sampling used", _whose(record)),
         ("accountant", "none" if spent is None else f"{spent.accountant}, dp-accounting {accounting.version()}"),
         ("released", record.released),
+        ("final weights", record.weights or LAST),
         ("spent on these weights before", _before(record)),
         ("tuning", "not accounted"),
         ("noise", _noise(record)),

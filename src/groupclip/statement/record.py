@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from groupclip.arguments import whole
 from groupclip.errors import PrivacyViolation
 from groupclip.partition.groups import Partition
 from groupclip.privacy import accounting
@@ -20,7 +21,7 @@ from groupclip.privacy.mechanism import Mechanism
 from groupclip.privacy.sampled_step import counts_several
 from groupclip.privacy.spent import PrivacySpent
 from groupclip.statement.card import model_card as model_card
-from groupclip.statement.terms import MECHANISMS, SAMPLINGS, SCHEMA, UNITS, software
+from groupclip.statement.terms import LAST, MECHANISMS, SAMPLINGS, SCHEMA, UNITS, software
 from groupclip.statement.words import paragraphs
 
 SEVERAL = (2, 4, 8)  # samples of one person, for whom figures are stated too
@@ -49,6 +50,8 @@ class PrivacyRecord:
             Without that, no epsilon is claimed for them.
         foreign_noise: name of the source of noise if it isn't part of groupclip; ``noise.KEY_GIVEN`` if the user gave its key.
         earlier: what other engines of this process had released on the same weights before.
+        views: of each sample, whose mean gradient was clipped as one.
+        weights: which ones are released, in words, if not those after the last step.
 
     Raises:
         ValueError: groups that differ between thresholds and noise_std; counts that aren't whole.
@@ -71,6 +74,8 @@ class PrivacyRecord:
     sampling_vouched_by_user: bool = False
     foreign_noise: str = ""
     earlier: tuple[EarlierTraining, ...] = ()
+    views: int = 1
+    weights: str = ""
 
     def __post_init__(self) -> None:
         if self.mechanism.noise_multiplier is None:
@@ -86,6 +91,7 @@ class PrivacyRecord:
                 f"{list(self.noise_std)}; both need every group, in one order"
             )
         object.__setattr__(self, "steps_by_sampler", dict(self.steps_by_sampler))
+        whole("views", self.views, least=1)
         object.__setattr__(self, "thresholds", {name: float(bound) for name, bound in self.thresholds.items()})
         object.__setattr__(self, "noise_std", {name: float(std) for name, std in self.noise_std.items()})
         object.__setattr__(self, "unsafe_statistics", tuple(self.unsafe_statistics))
@@ -120,6 +126,7 @@ class PrivacyRecord:
         sampling_vouched_by_user: bool = False,
         foreign_noise: str = "",
         earlier: Sequence[EarlierTraining] = (),
+        views: int = 1,
     ) -> "PrivacyRecord":
         """Make the record of what ``ledger`` has counted so far; a single ``noise_std`` holds for every group."""
         if not isinstance(noise_std, Mapping):
@@ -139,6 +146,7 @@ class PrivacyRecord:
             sampling_vouched_by_user=sampling_vouched_by_user,
             foreign_noise=foreign_noise,
             earlier=tuple(earlier),
+            views=views,
         )
 
     @property
@@ -227,6 +235,7 @@ class PrivacyRecord:
             "steps_planned": self.mechanism.steps,
             "noise_multiplier": self.mechanism.noise_multiplier,
             "clip": self.clip,
+            "views": self.views,
             "partition_style": self.partition_style,
             "groups": [
                 {"name": name, "threshold": bound, "noise_std": self.noise_std[name]}
@@ -245,6 +254,7 @@ class PrivacyRecord:
             "accountant_note": "" if spent is None else spent.note,
             "accounting_library": f"dp-accounting {accounting.version()}",
             "released": self.released,
+            "weights": self.weights or LAST,
             "normalised_by": self.mechanism.expected_batch_size,
             "tuning_accounted": False,
             "earlier_trainings": [{**e.to_dict(), "epsilon": e.epsilon(self.delta)} for e in self.earlier],

@@ -13,6 +13,7 @@ MECHANISMS = {
     "without-replacement": "Gaussian on samples without replacement (DP-SGD with group-wise clipping)",
     "full-batch": "Gaussian on full batches (DP-GD with group-wise clipping)",
 }
+LAST = "those after the last step"  # which weights are released, unless a run says otherwise
 SAMPLINGS = {
     "poisson": "Poisson",
     "truncated-poisson": "truncated Poisson",

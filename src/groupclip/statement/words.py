@@ -167,10 +167,13 @@ def _method(record: PrivacyRecord) -> str:
     total = sensitivity(record.thresholds)
     twice = f" Replacing the {unit} moves the sum by at most twice that." if mechanism.adjacency == "replace-one" else ""
     noise = "Gaussian noise was added to the sum" if mechanism.noise_multiplier else "No noise was added to the sum"
+    several = record.views > 1
+    gradient = f"the mean gradient of {record.views} views of every {unit}" if several else f"the gradient of every {unit}"
+    once = f" The views of one {unit} are clipped as one, so their number costs no privacy." if several else ""
     return (
-        f"In each step the gradient of every {unit} was clipped ({record.clip}) in {groups}, so that one {unit} adds "
-        f"at most {total:.6g} in all to the sum.{twice} {noise} (noise multiplier {mechanism.noise_multiplier:.6g}). The sum was "
-        f"then divided by the expected batch size, {mechanism.expected_batch_size:,}. {record.steps:,} of "
+        f"In each step {gradient} was clipped ({record.clip}) in {groups}, so that one {unit} adds "
+        f"at most {total:.6g} in all to the sum.{once}{twice} {noise} (noise multiplier {mechanism.noise_multiplier:.6g}). The "
+        f"sum was then divided by the expected batch size, {mechanism.expected_batch_size:,}. {record.steps:,} of "
         f"{mechanism.steps:,} planned steps were taken. The record beside this statement gives the threshold and "
         f"the noise of every group. The guarantee rests on losses of single {unit}s, which groupclip took as they were given: the "
         f"loss of one {unit} mustn't depend on another {unit} of its batch."
