@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .engine.engine import Engine
     from .engine.public_thresholds import public_thresholds
     from .memory import Plan, plan
+    from .memory.advise import Advice, advise
     from .noise.grid import HardenedNoise
     from .privacy.budget import Budget
     from .privacy.mechanism import Mechanism
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Adaptive",
+    "Advice",
     "Budget",
     "BudgetExceeded",
     "CanaryAudit",
@@ -52,6 +54,7 @@ __all__ = [
     "StepAudit",
     "UnsupportedOperation",
     "WeightAverage",
+    "advise",
     "attach",
     "audit",
     "audit_run",
@@ -87,6 +90,7 @@ _HOME = {
     "engine.engine": ("Engine",),
     "engine.public_thresholds": ("public_thresholds",),
     "memory": ("Plan", "plan"),
+    "memory.advise": ("Advice", "advise"),
     "noise.grid": ("HardenedNoise",),
     "privacy.budget": ("Budget",),
     "privacy.mechanism": ("Mechanism",),

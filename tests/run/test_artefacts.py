@@ -100,7 +100,7 @@ def test_no_key_and_no_state_of_a_generator_is_in_a_checkpoint(stopped: Path) ->
         names, facts = list(file.keys()), json.loads(file.metadata()["groupclip"])
     assert all(name.startswith(("model.", "optimizer.")) for name in names)
     assert set(facts) == {"format", "config", "engine", "optimizer", "progress"}
-    assert set(facts["engine"]) == {"ledger", "thresholds", "partition", "clip", "unsafe", "noise", "earlier", "training"}
+    assert set(facts["engine"]) == {"ledger", "thresholds", "partition", "clip", "unsafe", "noise", "earlier", "training", "views"}
     assert facts["engine"]["earlier"] == []  # else plans and numbers of steps
     plan = Mechanism.from_dict(facts["engine"]["ledger"]["mechanism"])
     assert facts["engine"]["ledger"]["plan_hash"] == plan.plan_hash

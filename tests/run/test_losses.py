@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -80,3 +81,17 @@ def test_views_of_texts_are_refused(tmp_path):
     (tmp_path / "t.csv").write_text("text,label\n" + "".join(f"word{n},{n % 2}\n" for n in range(40)))
     with pytest.raises(ConfigError, match="views are made of images, and task 'csv' has none"):
         start({"task": f"csv:{tmp_path / 't.csv'}", "epsilon": 3.0, "views": 2}, tmp_path / "run")
+
+
+def test_features_of_images_are_the_linear_model_s_and_have_no_views(tmp_path):
+    generator = np.random.default_rng(0)
+    x, y = generator.integers(0, 256, (60, 12, 12), dtype=np.uint8), np.arange(60) % 10
+    np.savez(tmp_path / "m.npz", x_train=x, y_train=y, x_test=x[:9], y_test=y[:9])
+    request = {"task": f"mnist:{tmp_path / 'm.npz'}", "task_options": {"features": "scattering"}, "epsilon": 3.0, "steps": 2}
+    outcome = start({**request, "batch_size": 20}, tmp_path / "run").train()
+    facts = json.loads((outcome.release / "config.json").read_text())
+    assert (facts["model"], facts["input_shape"]) == ("linear", [81, 3, 3])
+    with pytest.raises(ConfigError, match="views are made of images, and task 'mnist' has features"):
+        start({**request, "views": 2}, tmp_path / "other")
+    with pytest.raises(ConfigError, match="features='wavelets' is unknown"):
+        start({**request, "task_options": {"features": "wavelets"}}, tmp_path / "other")

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from groupclip.tasks import load_task
+from groupclip.tasks import TaskOptions, load_task
 from groupclip.tasks.idx import read_idx
+from groupclip.tasks.scattering import scattered
 
 STEMS = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
@@ -29,6 +30,20 @@ def write_folder(folder, values, zipped=False):
     for stem, array in zip(STEMS, values, strict=True):
         raw = idx_bytes(array)
         (folder / (stem + ".gz" * zipped)).write_bytes(gzip.compress(raw) if zipped else raw)
+
+
+def test_features_in_place_of_pixels(tmp_path):
+    write_folder(tmp_path, arrays(side=28))
+    pixels = load_task("fashion-mnist", data=tmp_path)
+    task = load_task("fashion-mnist", data=tmp_path, options=TaskOptions(features="scattering"))
+    assert task.input_shape == (81, 7, 7)
+    assert torch.equal(task.train.tensors[0], scattered(pixels.train.tensors[0]))
+    assert torch.equal(task.test.tensors[0][1:2], scattered(pixels.test.tensors[0][1:2]))
+    assert "scattering of two scales" in task.description["preprocessing"]
+    with pytest.raises(ValueError, match="features='wavelets' are unknown; use scattering"):
+        load_task("mnist", data=tmp_path, options=TaskOptions(features="wavelets"))
+    with pytest.raises(ValueError, match="features=scattering means nothing to task 'digits'"):
+        load_task("digits", options=TaskOptions(features="scattering"))
 
 
 @pytest.mark.parametrize("zipped", [False, True])

@@ -10,6 +10,7 @@ import click
 from groupclip_command import INTERRUPTED, STOPPED
 
 from ..errors import GroupClipError
+from .advise import advise
 from .audit import audit
 from .bench import bench
 from .bound import bound
@@ -39,7 +40,7 @@ def app() -> None:
     """
 
 
-for command in (train, check, audit, calibrate, epsilon, budget, statement, plan, bound, reproduce, bench):
+for command in (train, advise, check, audit, calibrate, epsilon, budget, statement, plan, bound, reproduce, bench):
     app.add_command(command)
 
 

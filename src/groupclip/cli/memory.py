@@ -79,7 +79,7 @@ def plan(
             raise ValueError("give --batch, the physical batch, or --memory, to find the largest batch that fits")
         if samples is not None and memory is None and groups is None:
             raise ValueError("give --groups, --memory, or both")
-        model, example = _example(name, samples or 8, image_size, tokens, classes)
+        model, example = example_of(name, samples or 8, image_size, tokens, classes)
         stepper = _optimizer(optimizer, model)
         found: Plan
         if samples is None:
@@ -100,7 +100,7 @@ def plan(
         click.echo(found.table())
 
 
-def _example(
+def example_of(
     name: str, samples: int, image_size: int | None, tokens: int | None, classes: int | None
 ) -> tuple[Any, Any]:
     """Return the model and a batch, both without memory."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 # A test holds the names against those that groupclip.tasks and groupclip.models take.
+_FEATURES = {"features": "scattering: fixed wavelet features in place of pixels, for the linear model. Default: pixels."}
 TASK_OPTIONS: dict[str, dict[str, str]] = {
+    "mnist": _FEATURES,
+    "fashion-mnist": _FEATURES,
     "imagefolder": {
         "image_size": "Side in pixels that images are resized to. Default: 32.",
         "classes": "A,B,...: the label set, in order. Default: the names of the folders, taken as public.",

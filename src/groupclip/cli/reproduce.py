@@ -10,6 +10,7 @@ import click
 
 from .arguments import arguments_at_fault, device_named, print_json
 from .cells import Lines
+from .records import records
 from .signals import StopOnSignal
 
 if TYPE_CHECKING:
@@ -138,6 +139,8 @@ def tables(results: Path, out: Path | None, as_json: bool) -> None:
         for file in files:
             click.echo(str(file))
 
+
+reproduce.add_command(records)
 
 OPTIONS = (
     click.option("--model", help="Run these models alone; several with commas between them. The next options work alike."),

@@ -74,11 +74,11 @@ SETTINGS = (
         "--microbatch", type=int, help="Hold at most so many samples at once; this changes memory and speed alone."
     ),
     click.option(
-        "--views", type=int, help="Clip so many augmented views of every image as one; this costs time and no epsilon. Default: 1."
+        "--views", type=int, help="Take so many views of every image, clipped as one: costs time and no epsilon. Default: 1."
     ),
     click.option("--augment", help="Choose how views are made: crop, crop-flip or none. Default: crop-flip; crop for digits."),
     click.option(
-        "--average", help="Release an average of the weights after every step: ema:0.999, tail:0.25, last:50; or none (default)."
+        "--average", help="Make the release an average of weights: ema:0.999, tail:0.25, last:50; or none (default)."
     ),
     click.option("--lr", type=float, help="Set the learning rate."),
     click.option("--schedule", help="Choose the schedule of the learning rate: constant, linear or cosine."),

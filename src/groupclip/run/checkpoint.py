@@ -56,11 +56,11 @@ def save(
     tensors |= {f"average.{name}": value for name, value in kept.pop("means", {}).items()}
     facts = {
         "format": FORMAT,
-        "average": kept,
         "config": config,
         "engine": engine,
         "optimizer": plain,
         "progress": asdict(progress),
+        **({"average": kept} if kept else {}),
     }
     content = {name: plain_tensor(value) for name, value in tensors.items()}
     write_atomically(path, serialise(content, {"groupclip": json.dumps(facts)}), SECRET)

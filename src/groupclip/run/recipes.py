@@ -72,6 +72,19 @@ GENERAL: dict[Literal["image", "text"], Recipe] = {
 TEXT_NETWORK = Recipe(model="mlp", clipping="layer-wise", batch_size=512, epochs=10, lr=1e-2)
 """For text and a model with hidden layers: it needs far more records than a linear one to learn anything under noise."""
 
+FEATURES = Recipe(
+    model="linear",
+    clipping="all-layer",
+    batch_size=7500,
+    epochs=25,
+    lr=2.0,
+    optimizer="sgd",
+    schedule="linear",
+    momentum=0.9,
+    microbatch=1024,
+)
+"""For a linear model on features of images, as ``groupclip advise --start linear`` gives it for 60,000 of them at epsilon 3."""
+
 PLAIN = Recipe(model="", clipping="none", batch_size=64, epochs=20, lr=1e-3, schedule="linear")
 PLAIN_LINEAR = Recipe(model="linear", clipping="none", batch_size=64, epochs=20, lr=1e-2, schedule="linear")
 """For runs without privacy, where small batches and many steps cost nothing. The model is that of the private recipe."""
@@ -86,19 +99,21 @@ def augmentation(task: str) -> str:
     return "crop" if task in ("digits", "mnist") else "crop-flip"
 
 
-def plain_recipe(task: str, kind: Literal["image", "text"], model: str | None) -> Recipe:
+def plain_recipe(task: str, kind: Literal["image", "text"], model: str | None, *, features: bool = False) -> Recipe:
     """Return the defaults of a run without privacy: the private run's model, pretraining and reading, and a fitting training."""
-    private = recipe(task, kind, model)
+    private = recipe(task, kind, model, features=features)
     name = model or private.model
     plain = PLAIN_LINEAR if name == "linear" else PLAIN
     return replace(plain, model=name, pretrain_steps=private.pretrain_steps, task_options=private.task_options)
 
 
-def recipe(task: str, kind: Literal["image", "text"], model: str | None) -> Recipe:
-    """Return the defaults for a task and the model that was asked for, if one was."""
+def recipe(task: str, kind: Literal["image", "text"], model: str | None, *, features: bool = False) -> Recipe:
+    """Return the defaults for a task and the model that was asked for, if one was; ``features``: in place of pixels."""
     tuned = TUNED.get(task)
     if tuned is not None and model in (None, tuned.model):
         return tuned
+    if features and model in (None, FEATURES.model):
+        return FEATURES
     if kind == "text" and model not in (None, GENERAL["text"].model):
         return TEXT_NETWORK
     return GENERAL[kind]

@@ -42,7 +42,8 @@ def resolve(request: Mapping[str, Any], task: Task) -> RunConfig:
     plain = bool(request.get("no_privacy"))
     if not plain and "epsilon" not in request:
         raise ConfigError("no epsilon is given: say how much privacy the run may spend, e.g. --epsilon 3")
-    advised = (plain_recipe if plain else recipe)(task.name, task.kind, request.get("model"))
+    features = "features" in request.get("task_options", {})
+    advised = (plain_recipe if plain else recipe)(task.name, task.kind, request.get("model"), features=features)
     size = len(task.train) if plain else task.units
     many = "training samples" if task.unit == "sample" else "users"
     # somebody who names the size of a batch, or a cap, wants batches to be sampled
@@ -61,8 +62,9 @@ def resolve(request: Mapping[str, Any], task: Task) -> RunConfig:
         )
     views = request.get("views", 1)
     augment = request.get("augment", "none" if views == 1 else augmentation(task.name))
-    if augment != "none" and (task.kind != "image" or len(task.input_shape) != 3):
-        raise ConfigError(f"views={views}, augment={augment!r}: views are made of images, and task {task.name!r} has none")
+    if augment != "none" and (task.kind != "image" or features):
+        found = "features" if features else "none"
+        raise ConfigError(f"views={views}, augment={augment!r}: views are made of images, and task {task.name!r} has {found}")
     if views > 1 and augment == "none":
         raise ConfigError(f"views={views} of every image would be {views} times the same: give augment=crop or crop-flip")
     defaults = {

@@ -20,6 +20,7 @@ DEVICES = ("auto", "cpu", "cuda")
 ACCOUNTANTS = ("PLD", "RDP", "exact")
 ADAPTIVE_OPTIONS = ("quantile", "rate", "share")
 AUGMENTATIONS = ("none", "crop", "crop-flip")
+FEATURES = ("scattering",)
 MOST_VIEWS = 4096
 MODEL_OPTIONS = ("patch_size", "image_size", "activation")
 _LISTS = ("classes",)
@@ -170,6 +171,8 @@ def _option(key: str, name: str, value: Any) -> Any:
         if not isinstance(items, (list, tuple)):
             raise ConfigError(f"{key}={value!r} must be a list of names")
         return [str(item) for item in items]
+    if name == "features":
+        return _one_of(key, value, FEATURES)
     if name == "encoder" and value in PACKAGES:
         return value
     if name in PATH_OPTIONS:

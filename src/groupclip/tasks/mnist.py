@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from .idx import read_idx
+from .scattering import GROUPS, scattered
 from .spec import Task
 
 IDX_STEMS = (
@@ -49,27 +50,34 @@ FASHION_MNIST = Published(
 )  # fmt: skip
 
 
-def load_mnist(published: Published, path: Path) -> Task:
+def load_mnist(published: Published, path: Path, features: str | None = None) -> Task:
     """Load MNIST-like images from ``path``: a folder with the four IDX files, or an .npz file.
 
     Inputs are ``(x - 127.5) / 127.5``, float32 ``[1, H, W]``. The usual mean and deviation are left alone on
-    purpose: they are statistics of the training images, which are the private records here.
+    purpose: they are statistics of the training images, which are the private records here. With ``features="scattering"`` they
+    become maps ``[81, H // 4, W // 4]``, each image's by itself.
 
     Raises:
         FileNotFoundError: nothing at ``path``, or one of the four files is missing.
-        ValueError: a file that is damaged or doesn't hold what it should.
+        ValueError: a file that is damaged or doesn't hold what it should; other features.
     """
+    if features not in (None, "scattering"):
+        raise ValueError(f"features={features!r} are unknown; use scattering, or leave it out for pixels")
     x, y, x_test, y_test = _read_npz(path) if path.is_file() else _read_folder(published, path)
     train, test = _records(path, "training", x, y), _records(path, "test", x_test, y_test)
     if x.shape[1:] != x_test.shape[1:]:
         raise ValueError(f"{path}: training images have {x.shape[1:]} pixels, test images {x_test.shape[1:]}")
+    preprocessing = "(x - 127.5) / 127.5, fixed beforehand"
+    if features is not None:
+        train, test = (TensorDataset(scattered(part.tensors[0]), part.tensors[1]) for part in (train, test))
+        preprocessing += f"; scattering of two scales and eight angles, normalised in {GROUPS} groups within each image"
     return Task(
         name=published.name,
         kind="image",
         train=train,
         test=test,
         public=test,  # a published data set: its test images need no protection
-        input_shape=(1, *x.shape[1:]),
+        input_shape=tuple(train.tensors[0].shape[1:]),
         classes=published.classes,
         description={
             "name": published.name,
@@ -77,7 +85,7 @@ def load_mnist(published: Published, path: Path) -> Task:
             "test_size": len(test),
             "source": published.source,
             "licence": published.licence,
-            "preprocessing": "(x - 127.5) / 127.5, fixed beforehand",
+            "preprocessing": preprocessing,
             "split": "as published",
         },
     )

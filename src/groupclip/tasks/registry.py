@@ -23,8 +23,8 @@ class Loader(Protocol):
 # name -> the options that mean something to it
 TASKS: dict[str, tuple[str, ...]] = {
     "digits": (),
-    "mnist": (),
-    "fashion-mnist": (),
+    "mnist": ("features",),
+    "fashion-mnist": ("features",),
     "imagefolder": ("image_size", "classes", "public"),
     "csv": (
         "text_column", "label_column", "user_column", "max_length", "vocabulary", "prefix",
@@ -34,8 +34,8 @@ TASKS: dict[str, tuple[str, ...]] = {
 
 #: name -> what loads it from a path; ``digits`` alone has none.
 LOADERS: dict[str, Loader] = {
-    "mnist": lambda path, *_: load_mnist(MNIST, path),
-    "fashion-mnist": lambda path, *_: load_mnist(FASHION_MNIST, path),
+    "mnist": lambda path, options, *_: load_mnist(MNIST, path, options.features),
+    "fashion-mnist": lambda path, options, *_: load_mnist(FASHION_MNIST, path, options.features),
     "imagefolder": load_imagefolder,
     "csv": lambda path, options, *_: load_csv(path, options),
 }

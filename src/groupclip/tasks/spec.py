@@ -23,6 +23,7 @@ class TaskOptions:
     prefix: letters of a longer word's beginning that count as a word as well (default 0: none do).
     encoder: "minilm", or a folder of a pretrained encoder, whose features a text becomes in place of hashed words; max_length
         is of its tokens then (default 128).
+    features: "scattering": what images become in place of their pixels, each made of its image alone (mnist, fashion-mnist).
     classes: the label set, in order. Without it the labels found in the data are taken as public.
     test: path of a test set. public: path of data that needs no protection, for monitoring.
     """
@@ -35,6 +36,7 @@ class TaskOptions:
     vocabulary: int | None = None
     prefix: int | None = None
     encoder: str | Path | None = None
+    features: str | None = None
     classes: tuple[str, ...] | None = None
     test: str | Path | None = None
     public: str | Path | None = None
