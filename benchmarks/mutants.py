@@ -94,9 +94,6 @@ can't be imported counts as no verdict, not as a kill.
 
 {table}
 
-A private run on several processes is refused, so noise once a rank is planted twice: as that refusal left out, and as noise once
-a group, the same fault in one process.
-
 ## False alarms
 
 The statistical tests ({files}) have fixed keys and seeds, or fresh keys in every run. Under {seeds} other seeds (of every

@@ -27,6 +27,7 @@ FLOORS = (
     ("clipping", "persample"),
     ("sampling", "statement"),
     ("privacy", "noise", "partition"),
+    ("distributed",),
     ("",),  # the modules at the root
 )
 LONGEST = 300  # lines of a file

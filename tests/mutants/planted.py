@@ -517,13 +517,13 @@ NOISE = (
         ),
     ),
     mutant(
-        "noise once a group (stands for once a rank)",
+        "noise once a group",
         "noise is added once, whatever the number of groups or processes",
         "tests/engine/test_noise.py",
         (
             "engine/step.py",
-            "        add_to_all(self._noise, [",
-            "        for _ in stds:\n          add_to_all(self._noise, [",
+            "            add_to_all(self._noise, [",
+            "            for _ in stds:\n              add_to_all(self._noise, [",
         ),
     ),
     mutant(
@@ -551,10 +551,55 @@ NOISE = (
         ("persample/small.py", "map(torch.clone, total.split(self.widths))", "total.split(self.widths)"),
     ),
     mutant(
-        "several processes accepted",
+        "noise on every rank",
         "noise is added once, whatever the number of groups or processes",
-        "tests/engine/test_processes.py",
-        ("engine/processes.py", "    if count > 1:\n", "    if False:\n"),
+        "tests/distributed/test_ddp.py",
+        (
+            "distributed/release.py",
+            "    summed = [distributed",
+            "    for bucket, joined in dealt:\n        make_private(joined, bucket.std)\n    summed = [distributed",
+        ),
+        ("distributed/release.py", "            make_private(joined, bucket.std)\n    sent", "            pass\n    sent"),
+    ),
+    mutant(
+        "one key of noise on all ranks",
+        "every coordinate has noise of its own",
+        "tests/distributed/test_ddp.py",
+        ("engine/together.py", "        return noise\n", "        return SecureNoise(bytes(32))\n"),
+    ),
+    mutant(
+        "the mean over ranks",
+        "a step releases the sum over the samples of all processes",
+        "tests/distributed/test_ddp.py",
+        (
+            "distributed/release.py",
+            "        _finish(work)\n        if bucket",
+            "        _finish(work)\n        joined.div_(ranks.size)\n        if bucket",
+        ),
+    ),
+    mutant(
+        "the divisor is one rank's expected batch size",
+        "the divisor is the plan's expected batch size",
+        "tests/distributed/test_ddp.py",
+        ("engine/together.py", "total.div_(expected_batch_size)", "total.div_(expected_batch_size / self.ranks.size)"),
+    ),
+    mutant(
+        "a step that another rank refused",
+        "a step is taken by all processes or by none",
+        "tests/distributed/test_ddp.py",
+        ("distributed/agreement.py", "        if other[\"error\"]:\n", "        if False:\n"),
+    ),
+    mutant(
+        "each rank draws from all samples",
+        "a sample is in the batch of one process",
+        "tests/distributed/test_ddp.py",
+        ("sampling/dealt.py", "plan(drawn[rank :: ranks.size])", "plan(drawn)"),
+    ),
+    mutant(
+        "a part of a batch left out on another rank",
+        "no epsilon is told for batches that chance alone didn't choose",
+        "tests/distributed/test_ddp.py",
+        ("engine/together.py", "return own and all(other == told for other in everybody)", "return own"),
     ),
     mutant(
         "no noise where nothing took part",

@@ -26,6 +26,7 @@ class Arrangement:
 
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
+        self.tries = True  # or samples are taken to be in dimension 0
         self._known: dict[Any, list[int]] = {}
 
     def of(self, inputs: Inputs) -> Where:
@@ -45,6 +46,8 @@ class Arrangement:
 
     def _try_out(self, inputs: Inputs, leaves: list[Rows | None]) -> list[int]:
         two = (0, 1) if inputs.batch > 1 else (0, 0)
+        if not self.tries:
+            return [0] * len(leaves)
         try:
             found: list[Tensor] = list(tensors_in(self._probe(*inputs.rows(two))))
         except Exception:  # it can't run on two samples: the contract says dimension 0

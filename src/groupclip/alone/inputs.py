@@ -68,6 +68,7 @@ class Roles:
     """Remembers which inputs of a model hold samples, by their number."""
 
     def __init__(self) -> None:
+        self.tries = True  # or what is as long as the batch holds samples
         self._followed: defaultdict[int, set[int]] = defaultdict(set)  # batch sizes that its length was
         self._lengths: defaultdict[int, set[int]] = defaultdict(set)  # its lengths that weren't the batch's
         self._samples: set[int] = set()
@@ -96,6 +97,8 @@ class Roles:
             if length != batch:
                 if length > 1:
                     self._lengths[n].add(length)
+                    if not self.tries and n in self._samples:
+                        raise PrivacyViolation(_NO_LONGER.format(n=n, length=length, batch=batch))
                 continue
             if length > 1:
                 self._followed[n].add(length)
@@ -105,7 +108,7 @@ class Roles:
                 doubtful.append(n)
         inputs = Inputs(args, kwargs, frozenset(long - constant), batch)
         for n in doubtful:
-            if _is_constant(inputs, tensors[n], probe):
+            if _is_constant(inputs, tensors[n], probe) if self.tries else length in self._lengths[n]:
                 self._constant.add(n)
                 constant.add(id(tensors[n]))
                 inputs = Inputs(args, kwargs, frozenset(long - constant), batch)
@@ -166,3 +169,10 @@ def _agree(whole: list[Tensor], found: list[Tensor], few: Sequence[int], batch: 
         ):
             return False
     return compared > 0
+
+
+_NO_LONGER = (
+    "tensor number {n} of the model's inputs was as long as the batch before, so its rows were taken for samples, and now it has "
+    "{length} rows for {batch} samples. On one process it is tried out what it holds; where a model is cut over ranks it can't be. "
+    "Give the model what is the same for all samples as a buffer, or as a tensor [1, ..]"
+)

@@ -48,6 +48,7 @@ class Alone:
         self._own: set[Position] = set()  # where the model makes constant tensors that it writes samples into
         self._following = False  # it does, and where it makes them isn't known yet
         self._tries = Tries()
+        self.in_step = False  # with other ranks: one run a pass
 
     def knows_as(self, other: Alone) -> None:
         """Take over what was found out of a like model."""
@@ -79,12 +80,14 @@ class Alone:
             try:
                 done.append(self._together(function, inputs, rows, published))
             except Differ as differ:
+                self._stay_in_step("samples take different paths through it")
                 groups = _by_key(rows, differ.keys)
                 if differ.outside or len(groups) == 1:
                     slow += [row for group in groups for row in group]
                 else:
                     waiting += groups
             except NeedsOwn as needs:
+                self._stay_in_step("it writes samples into a constant tensor")
                 published.refuse_if_held(needs.written)
                 if not self._following:
                     self._following = True
@@ -98,7 +101,7 @@ class Alone:
                 raise
             except Exception as error:
                 _refuse_reentry(error)
-                if not inputs.batch:
+                if not inputs.batch or self.in_step:
                     raise
                 # The error of the model itself, if it is one, comes again from a sample alone.
                 slow += list(range(inputs.batch)) if rows is None else rows
@@ -115,6 +118,14 @@ class Alone:
                 mark((outputs, left))
                 self._tape.ran_in_parts = True
         return outputs
+
+    def _stay_in_step(self, why: str) -> None:
+        if self.in_step:
+            raise UnsupportedOperation(
+                f"the model must run several times on this batch ({why}), and it is cut over ranks, which put it together for one "
+                "run: the others would wait for ever. Change the model so that one run does (a batch padded by a token or more "
+                "has one path), or use DistributedDataParallel, under which each rank runs by itself"
+            )
 
     def _together(
         self, function: Function, inputs: Inputs, rows: list[int] | None, published: Published

@@ -103,7 +103,7 @@ class Gate:
     def leaf(self, slot: Slot) -> Tensor:
         """Return a stand-in for the parameter, from which tensors that depend on parameters alone are derived."""
         if slot not in self._leaves:
-            self._leaves[slot] = slot.param.detach().requires_grad_(True)
+            self._leaves[slot] = slot.stand_in()
         return self._leaves[slot]
 
     def targets(self, slot: Slot) -> list[Target]:

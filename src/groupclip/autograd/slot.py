@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from ..distributed.shards import local
 from ..errors import CoverageError
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class Left(NamedTuple):
 
 def holds_something(grad: Tensor | None) -> bool:
     """Return whether there is a gradient other than zero: ``zero_grad(set_to_none=False)`` leaves zeros."""
-    return grad is not None and bool(grad.detach().any())
+    return grad is not None and bool(local(grad).detach().any())
 
 
 def several_processes() -> bool:
@@ -83,6 +84,8 @@ class Slot:
             noise, they would tell far more of one sample than its threshold.
         wide: the sum so far, in float32; None where ``p.grad`` holds it as it is.
         left: what the engine left in ``p.grad``.
+        kept: what this process keeps of the parameter and its gradient between passes: itself, or a shard of it.
+        moved: what the optimizer moves.
     """
 
     name: str
@@ -96,6 +99,17 @@ class Slot:
     _arriving: Tensor | None = None
     _handles: tuple[RemovableHandle, ...] = ()
     hooked: int = 0  # the tensor inside the parameter that the hooks are on
+    kept: Any = None
+    moved: Any = None
+
+    def __post_init__(self) -> None:
+        self.moved = self.param if self.kept is None else self.kept.param
+        if self.kept is None:
+            self.kept = self.param
+
+    def stand_in(self) -> Tensor:
+        """Return a leaf with the parameter's value."""
+        return self.param.detach().requires_grad_(True)
 
     def hook(self) -> tuple[RemovableHandle, ...]:
         """See every gradient that comes to the parameter. The handles take the hooks off."""

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from ..clipping.adaptive import Adaptive
 from ..clipping.budget import GroupNoise
 from ..clipping.functions import ClipFunction, LossReduction, clip_function
+from ..distributed.wrappers import check_wrappers, unwrapped
 from ..errors import PrivacyViolation
 from ..noise.sources import NoiseSource, SecureNoise
 from ..partition.choose import partition
@@ -19,7 +20,7 @@ from ..privacy.mechanism import Mechanism
 from ..privacy.thresholds import Thresholds
 from .checks import check_arguments, check_modules, check_optimizer, check_parameters, noise_multiplier
 from .engine import Engine
-from .processes import check_alone
+from .shared import Shared, shared_training
 from .views import Views
 
 
@@ -40,7 +41,8 @@ def attach(
     """Make ``model`` and ``optimizer`` train privately.
 
     Args:
-        model: any module; its trainable parameters become private, in place.
+        model: any module; its trainable parameters become private, in place. On several processes it may be a
+            ``DistributedDataParallel``, made before.
         optimizer: a ``torch.optim.Optimizer`` over exactly the trainable parameters; None with ``mechanism=None``.
         groups: a :class:`Partition`, or a style for :func:`groupclip.partition`.
         mechanism: the plan of the run, calibrated. None clips without noise and without accounting: not private.
@@ -69,9 +71,13 @@ def attach(
     Raises:
         BudgetExceeded: the plan doesn't fit into the budget.
         CoverageError: a trainable parameter in no group, or not in the optimizer, or the optimizer holds others.
-        PrivacyViolation: the model normalises over the batch (BatchNorm in training mode); a mechanism on several processes.
+        PrivacyViolation: the model normalises over the batch (BatchNorm in training mode); several processes that attach
+            with other arguments or other weights.
+        UnsupportedOperation: what several processes can't train with (see docs/distributed.md).
         ValueError, TypeError: arguments that don't fit; nothing is changed then.
     """
+    wrapper, model = model, unwrapped(model)
+    check_wrappers(wrapper)
     partition_ = groups if isinstance(groups, Partition) else partition(model, groups)
     check_covers(partition_, model)
     clip_ = clip_function(clip)
@@ -79,8 +85,6 @@ def attach(
     several = Views(views)
     if several.count > 1 and loss_reduction == "sum":
         raise ValueError(f"loss_reduction='sum' would add up the {views} views of a sample: with views give 'mean' or 'none'")
-    if mechanism is not None:
-        check_alone()
     source: NoiseSource = SecureNoise() if noise is None else noise
     if not isinstance(source, NoiseSource) or not isinstance(source.secure, bool):
         raise TypeError(
@@ -99,9 +103,13 @@ def attach(
             "noise that a seed reproduces can be subtracted again, so the steps would spend more than the budget counts: leave "
             "noise= out, or budget="
         )
+    shared: Shared | None = None
+    if mechanism is not None:
+        shared = shared_training(wrapper, partition_, mechanism, clip_, amounts, source, budget, views)
+        source = source if shared is None else shared.noise
     reservation = reserved(budget, mechanism)
     try:
-        engine = Engine(model, optimizer, partition_, mechanism, clip_, amounts, loss_reduction, source, several)
+        engine = Engine(model, optimizer, partition_, mechanism, clip_, amounts, loss_reduction, source, several, shared)
     except BaseException:
         if reservation is not None:
             reservation.close()

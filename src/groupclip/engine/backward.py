@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -12,23 +12,30 @@ from ..alone.escaped import refuse_escaped
 from ..autograd.beside import settled, use_beside
 from ..autograd.gate import Group
 from ..autograd.pass_state import Tape
+from ..autograd.sharded import ShardedSlot, Turns, turns_of
 from ..autograd.slot import Slot
 from ..autograd.tensors import PrivateTensor
 from ..clipping.budget import GroupNoise
+from ..distributed.shards import Shard
 from ..errors import CoverageError, GroupClipError
 from ..partition.groups import Partition
 from .step import PrivateStep
 
 
 def open_groups(
-    model: nn.Module, partition: Partition, thresholds: Mapping[str, float], tape: Tape
+    model: nn.Module, partition: Partition, thresholds: Mapping[str, float], tape: Tape, whole: Mapping[int, nn.Parameter]
 ) -> list[Group]:
-    """Make the groups of a partition, each with its parameters."""
+    """Make the groups of a partition, each with its parameters. ``whole``: see :func:`groupclip.distributed.shards.unsharded`."""
     named = {n: p for n, p in model.named_parameters() if p.requires_grad}
     groups = []
     for name in partition.names:
         group = Group(name, thresholds[name], tape, [])
-        group.slots += [Slot(n, named[n], group, partition.methods.get(n, "auto")) for n in partition[name]]
+        for n in partition[name]:
+            param, method = named[n], partition.methods.get(n, "auto")
+            if id(param) in whole:
+                group.slots.append(ShardedSlot(n, whole[id(param)], group, method, kept=Shard(param)))
+            else:
+                group.slots.append(Slot(n, param, group, method))
         groups.append(group)
     return groups
 
@@ -39,6 +46,7 @@ class BackwardPass:
 
     Attributes:
         norms: of the last pass, by group; cleared when a pass begins.
+        turns: sums over ranks what is cut over them; None where nothing is.
     """
 
     tape: Tape
@@ -47,11 +55,15 @@ class BackwardPass:
     groups: Sequence[Group]
     slots: Sequence[Slot]
     norms: dict[str, Tensor]
+    turns: Turns | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "turns", turns_of(self.groups))
 
     def run(self, losses: Tensor, loss_scale: float) -> None:
         """See :meth:`groupclip.Engine.backward`; the losses were checked."""
         with torch._C.DisableTorchFunctionSubclass():
-            held = [slot.param.grad is not None for slot in self.slots]
+            held = [slot.kept.grad is not None for slot in self.slots]
         counted, seen = self.amounts.counted(), self.step.samples.seen()
         self.norms.clear()
         try:
@@ -60,6 +72,8 @@ class BackwardPass:
                     refuse_escaped(losses)
                 losses = self._settle(losses)
                 losses.backward(torch.full_like(losses, loss_scale))
+                if self.turns is not None:
+                    self.turns.finish()
                 ended = bool(self.tape.ended)
             if not ended:
                 raise CoverageError(
@@ -73,7 +87,7 @@ class BackwardPass:
             for slot, had in zip(self.slots, held, strict=True):
                 slot.forget_delivery()
                 if not had:
-                    slot.param.grad = slot.wide = None
+                    slot.kept.grad = slot.wide = None
             self.amounts.recount(counted)
             self.step.samples.back_to(seen)
             if any(held):

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from ..autograd.slot import holds_something
 from ..autograd.tensors import PrivateParameter
+from ..distributed.shards import is_sharded
 from ..errors import CoverageError, GroupClipError, PrivacyViolation, UnsupportedOperation
 from ..privacy.mechanism import Mechanism
 from ..rules.normalisation import BATCH_STATISTICS, RUNNING_STATISTICS
@@ -78,7 +79,7 @@ def check_parameters(named: Mapping[str, nn.Parameter]) -> None:
 def _check_parameter(name: str, param: nn.Parameter) -> None:
     if isinstance(param, PrivateParameter) and param._slot is not None:
         raise GroupClipError(f"parameter {name!r} is attached already: call detach() on the engine that holds it first")
-    if type(param) not in (nn.Parameter, PrivateParameter):
+    if type(param) not in (nn.Parameter, PrivateParameter) and not is_sharded(param):
         raise CoverageError(
             f"parameter {name!r} is a {type(param).__name__}, a subclass of Parameter with its own behaviour, which groupclip "
             "can't follow; use a plain nn.Parameter or freeze it"
@@ -262,16 +263,21 @@ def check_caller(module: nn.Module) -> None:
         )
 
 
-def check_coverage(model: nn.Module) -> None:
-    """Refuse a parameter that became trainable, or came into the model, after attach."""
+def check_coverage(model: nn.Module, known: Collection[int] = ()) -> None:
+    """Refuse a parameter that became trainable, or came into the model, after attach. ``known``: ids of those cut over ranks."""
     with torch._C.DisableTorchFunctionSubclass():
         foreign = [
             (module, key)
             for module in each_module(model)
             for key, param in module._parameters.items()
-            if param is not None and type(param) is not PrivateParameter and param.requires_grad
+            if param is not None and type(param) is not PrivateParameter and param.requires_grad and id(param) not in known
         ]
     for module, key in foreign:
+        if is_sharded(module._parameters[key]):
+            raise CoverageError(
+                f"parameter {name_of(model, module, key)!r} was cut over ranks after attach. The order is: fully_shard(model), "
+                "then the optimizer, then engine = groupclip.attach(model, optimizer, ..)"
+            )
         raise CoverageError(
             f"parameter {name_of(model, module, key)!r} is trainable but in no group: it was unfrozen, added or replaced after "
             "attach. Freeze it, or detach the engine and attach again with a new partition: what was spent stays spent, and the "

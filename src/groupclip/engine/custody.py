@@ -36,6 +36,7 @@ class Custody:
 
     def __init__(self, slots: Sequence[Slot], *, noise_to_come: bool) -> None:
         self._slots, self._noise_to_come = slots, noise_to_come
+        self.averaged = True  # by a wrapper, in several processes
         for slot in slots:
             slot.keeps_wide = noise_to_come
 
@@ -44,9 +45,12 @@ class Custody:
         found: list[Found] = []
         with torch._C.DisableTorchFunctionSubclass():
             for slot in self._slots:
-                grad, left = slot.param.grad, slot.left
+                kept, left = slot.kept, slot.left
+                grad = kept.grad
                 # written out: it is asked some times a step of every parameter
                 stands = left is not None and grad is not None and left.grad() is grad and left.version == grad._version
+                if stands and kept is not slot.param:
+                    stands = kept.is_as_noted
                 found.append((slot, grad, stands))
         return found
 
@@ -83,7 +87,7 @@ class Custody:
             PrivacyViolation: some of the gradients were cleared, and others hold the same samples still.
         """
         sums = [(slot, stands) for slot, _, stands in found if slot.left is not None and not slot.left.released]
-        sums = [(slot, stands) for slot, stands in sums if slot.param.requires_grad]  # freezing takes the gradient away
+        sums = [(slot, stands) for slot, stands in sums if slot.kept.requires_grad]  # freezing takes the gradient away
         cleared = [slot.name for slot, stands in sums if not stands]
         if not cleared or not self._noise_to_come:
             return False
@@ -103,7 +107,7 @@ class Custody:
         Raises:
             PrivacyViolation: a hook of the user's changed one or took it away.
         """
-        if several_processes():  # they were averaged meanwhile
+        if self.averaged and several_processes():  # meanwhile
             self.note()
         gone = [slot.name for slot, _, stands in self.look() if slot.left is not None and not stands]
         if self._noise_to_come and gone:
@@ -114,20 +118,22 @@ class Custody:
 
     def note_at_the_end(self) -> None:
         """Note, in a backward pass of the user's: processes may average gradients when it is complete."""
-        if several_processes():
+        if self.averaged and several_processes():
             at_the_very_end(self.note)
 
     def note(self, *, released: bool = False) -> None:
         """Note that the gradients are as the engine left them. ``released``: the noise is in them."""
         with torch._C.DisableTorchFunctionSubclass():
             for slot in self._slots:
-                grad = slot.param.grad
+                grad = slot.kept.grad
                 slot.left = None if grad is None else Left(weakref.ref(grad), grad._version, released)
+                if slot.kept is not slot.param:
+                    slot.kept.note()
 
     def drop(self) -> None:
         """Clear all of them."""
         for slot in self._slots:
-            slot.param.grad = slot.left = slot.wide = None
+            slot.kept.grad = slot.left = slot.wide = None
 
 
 def _hold_something(grads: Sequence[Tensor | None]) -> list[bool]:

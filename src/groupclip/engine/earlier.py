@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..autograd.slot import Slot
+from ..distributed.shards import local
 from ..privacy.earlier import EarlierTraining, numbers
 from ..privacy.ledger import Ledger
 from .unmoved import some_of
@@ -35,7 +36,7 @@ class Training:
         self._slots, self._ledger = slots, ledger
         self.before = before
         self._number = next(numbers)
-        self._untrained = frozenset(_contents(s.param for s in slots))
+        self._untrained = frozenset(_contents(s.kept for s in slots))
         with _lock:
             _under_way.add(self)
 
@@ -69,19 +70,19 @@ class Training:
             if not told:
                 return
             for slot in self._slots:
-                _by_parameter[slot.param] = told
+                _by_parameter[slot.moved] = told
             if self._ledger.steps:
                 _by_content.update((key, told) for key in self._moved())
 
     def _moved(self) -> list[str]:
         """Return what its weights hold: a start that many models share (a seed, a pretrained one) was not trained here."""
-        return [key for key in _contents(s.param for s in self._slots) if key not in self._untrained]
+        return [key for key in _contents(s.kept for s in self._slots) if key not in self._untrained]
 
 
 def earlier_trainings(params: Iterable[nn.Parameter]) -> tuple[EarlierTraining, ...]:
     """Return what is known to this process of trainings of these weights, the latest last."""
     params = list(params)
-    contents = dict.fromkeys(_contents(params))
+    contents = dict.fromkeys(_contents(map(local, params)))
     with _lock:
         same = [e for key in contents for e in _by_content.get(key, ())]
         maybe = [e for p in params for e in _by_parameter.get(p, ())]
@@ -92,7 +93,7 @@ def earlier_trainings(params: Iterable[nn.Parameter]) -> tuple[EarlierTraining, 
     return tuple(found[number] for number in sorted(found))
 
 
-def _contents(params: Iterable[Tensor]) -> list[str]:
+def _contents(params: Iterable[Any]) -> list[str]:
     """Return names for what these weights hold. A few numbers say little: the first step of Adam moves each by +lr or -lr.
 
     So only weights of some size are told by what they hold, where there are such.

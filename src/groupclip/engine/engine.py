@@ -36,6 +36,7 @@ from .forward import Entrance, Forward, Passed
 from .hooks import hooks_on_model, hooks_on_optimizer, restore, show_plain, show_private
 from .looks import Looks
 from .provenance import REPRODUCIBLE, Provenance
+from .shared import Shared
 from .state import State
 from .step import PrivateStep
 from .views import Views
@@ -60,7 +61,7 @@ class Engine:
 
     def __init__(
         self, model: nn.Module, optimizer: Optimizer | None, groups: Partition, mechanism: Mechanism | None, clip: ClipFunction,
-        amounts: GroupNoise, loss_reduction: LossReduction, noise: NoiseSource, views: Views,
+        amounts: GroupNoise, loss_reduction: LossReduction, noise: NoiseSource, views: Views, shared: Shared | None = None,
     ) -> None:  # fmt: skip
         self.model, self.optimizer, self.mechanism, self.partition = model, optimizer, mechanism, groups
         self.clip, self.noise, self._amounts, self.views = clip, noise, amounts, views.count
@@ -72,7 +73,7 @@ class Engine:
         if self.ledger is not None and not noise.secure:
             self.ledger.void(REPRODUCIBLE)
         self._tape = Tape(self.clip, loss_reduction, self._clipped)
-        self._groups = open_groups(model, groups, self.thresholds, self._tape)
+        self._groups = open_groups(model, groups, self.thresholds, self._tape, {} if shared is None else shared.whole)
         self._slots = [slot for group in self._groups for slot in group.slots]
         self._training = None if self.ledger is None else Training(self._slots, self.ledger, before)
         if self._training is not None and before:
@@ -94,7 +95,7 @@ class Engine:
         self._entrance = Entrance(model, self._forward)
         self._entrance.open()
         self._handles = [model.register_forward_pre_hook(Passed(self._entrance, self._tape), prepend=True)]
-        self._handles += hooks_on_model(model, self._slots)
+        self._handles += hooks_on_model(model, self._slots) + ([] if shared is None else shared.begin(self._forward, self._step))
         if optimizer is not None:
             self._handles += hooks_on_optimizer(optimizer, self._slots, self._step, private=mechanism is not None)
         self._attached = True

@@ -42,6 +42,8 @@ class Forward:
         self._model, self._tape, self._show_private, self._views = model, tape, private, views if views.count > 1 else None
         self._alone = Alone(model, tape, noise_to_come=noise_to_come)
         self._roles, self._arrangement = Roles(), Arrangement(self._probe)
+        self.check_call: Callable[[], None] | None = None  # of a training on several processes
+        self._cut: frozenset[int] = frozenset()
 
     def call(self, module: nn.Module, inner: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the model, or a copy that carries its entrance; ``inner`` is the call that it would have been without the engine."""
@@ -54,7 +56,9 @@ class Forward:
         """Make a call that records gradients."""
         self._show_private()  # also after a step that failed half-way
         check_caller(self._model)
-        check_coverage(self._model)
+        if self.check_call is not None:
+            self.check_call()
+        check_coverage(self._model, self._cut)
         if in_backward():  # a checkpoint around the model computes it again
             refuse_reentry()
             return self._run(inner, self._read(args, kwargs), self._arrangement)
@@ -81,7 +85,7 @@ class Forward:
         plain = self._views is None
         inputs = Inputs(args, {}, frozenset(map(id, tensors)), lengths[0]) if plain else self._read(args, {})
         check_caller(self._model)
-        check_coverage(self._model)
+        check_coverage(self._model, self._cut)
         with self._tape.forward_pass():
             self._tape.begin_forward(inputs.batch, shapes_of(inputs.args))
             self._tape.tell(inputs.args)
@@ -100,7 +104,7 @@ class Forward:
                 "the losses in a function of the samples, engine.per_sample(function, inputs)"
             )
         check_caller(self._model)
-        check_coverage(self._model)
+        check_coverage(self._model, self._cut)
         tensors = [t for t in tensors_in(inputs) if t.dim() > 0]
         if not tensors:
             raise PrivacyViolation(
@@ -111,6 +115,16 @@ class Forward:
             self._tape.begin_forward(tensors[0].shape[0], shapes_of(inputs))
             self._tape.tell(inputs)
             yield
+
+    def keep_in_step(self, cut: frozenset[int]) -> None:
+        """Run the model as often as every other rank does: its parameters are put together by all of them.
+
+        Args:
+            cut: ids of the parameters that the model holds between passes.
+        """
+        self._cut = cut
+        self._roles.tries = self._arrangement.tries = False
+        self._alone.in_step = True
 
     def knows_as(self, other: Forward) -> None:
         """Take over what passes of a like model on like batches found out, with another engine."""

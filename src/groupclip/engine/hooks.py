@@ -70,4 +70,4 @@ def restore(slots: Sequence[Slot]) -> None:
     for slot in slots:
         slot.param.__class__ = nn.Parameter
         del slot.param._slot  # pyright: ignore[reportAttributeAccessIssue]
-        slot.param.grad = None
+        slot.kept.grad = None

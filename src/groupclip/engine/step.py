@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.optim import Optimizer
 
 from ..autograd.slot import Slot, called_by_scaler
 from ..clipping.budget import GroupNoise
+from ..distributed.ranks import Ranks
 from ..errors import PrivacyViolation
 from ..noise.jointly import add_to_all
 from ..noise.sources import NoiseSource
@@ -19,8 +21,8 @@ from ..privacy.ledger import Ledger
 from ..sampling.claims import Owner
 from .checks import check_optimizer
 from .custody import AGAIN, SCALER, Custody, Found, some
-from .processes import check_alone
 from .samples import SamplesSeen
+from .together import Together, check_ranks
 from .unmoved import Unmoved
 
 _log = logging.getLogger("groupclip")
@@ -50,11 +52,19 @@ class PrivateStep:
         self._own_passes: set[int] = set()  # of the user's own backward that began and haven't ended
         self._owner = None if ledger is None else Owner(ledger.mechanism)
         self.samples = SamplesSeen(self._owner)
+        self._together: Together | None = None
 
     @property
     def training(self) -> str:
         """A name of chance, which a state carries on; empty without a plan."""
         return "" if self._owner is None else self._owner.training
+
+    def join(self, ranks: Ranks, training: str) -> None:
+        """Step together with the other ranks of a training, which has this name of chance."""
+        assert self._ledger is not None and self._owner is not None
+        self._owner.training = training
+        self._together = Together(ranks, self._ledger, self._owner, self._amounts, self._slots, self._noise)
+        self._custody.averaged = False
 
     def resumed(self, steps: int, training: str) -> None:
         """Hear that a state of so many steps was loaded: batches of later steps that were drawn in this process come again.
@@ -132,6 +142,26 @@ class PrivateStep:
 
     def before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Optimizer pre-step hook. The event is counted when the noise is added: from then on the gradient is released."""
+        if self._together is None:
+            found = self._checked(optimizer, args, kwargs)
+        else:
+            found = self._together.check(partial(self._checked, optimizer, args, kwargs))
+        if self._ledger is not None and self._owner is not None:
+            # Counted first: whatever interrupts what follows, no noise is added that isn't counted.
+            if self._owner.resumed_at is not None:  # batches lost in a crash may have been counted since
+                self._owner.resumed_at = self._ledger.steps
+            own = self._owner.claim(self.samples.most, self.samples.passes)
+            if self._together is not None:
+                own = self._together.is_claimed(own)
+            self._ledger.record("groupclip" if own else "user")
+            if not own:
+                self._say_whose_sampling()
+            self._make_private(found, self._ledger.mechanism.expected_batch_size)
+        self.samples.forget()
+        self._show_plain()
+
+    def _checked(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Found]:
+        """Check what the step is about to do; release nothing."""
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args[0] is the optimizer
         if closure is not None:
             raise PrivacyViolation(
@@ -142,26 +172,18 @@ class PrivateStep:
             raise PrivacyViolation(_BROKEN)
         check_optimizer(
             optimizer,
-            {s.name: s.param for s in self._slots if s.param.requires_grad},
-            frozen=[s.param for s in self._slots if not s.param.requires_grad],  # since attach
+            {s.name: s.moved for s in self._slots if s.kept.requires_grad},
+            frozen=[s.moved for s in self._slots if not s.kept.requires_grad],  # since attach
         )
-        if self._ledger is not None and self._owner is not None:
-            check_alone()  # again: the group may have been made since
-            if called_by_scaler():
-                raise PrivacyViolation(f"optimizer.step was called by a GradScaler: {SCALER}")
-            found = self._custody.look()
-            self._custody.check(found)
-            self._check_batch(self._ledger, self._owner, found)
-            # Counted first: whatever interrupts what follows, no noise is added that isn't counted.
-            if self._owner.resumed_at is not None:  # batches lost in a crash may have been counted since
-                self._owner.resumed_at = self._ledger.steps
-            own = self._owner.claim(self.samples.most, self.samples.passes)
-            self._ledger.record("groupclip" if own else "user")
-            if not own:
-                self._say_whose_sampling()
-            self._make_private(found, self._ledger.mechanism.expected_batch_size)
-        self.samples.forget()
-        self._show_plain()
+        if self._ledger is None or self._owner is None:
+            return []
+        check_ranks(None if self._together is None else self._together.ranks)  # again: a group may have been made since
+        if called_by_scaler():
+            raise PrivacyViolation(f"optimizer.step was called by a GradScaler: {SCALER}")
+        found = self._custody.look()
+        self._custody.check(found)
+        self._check_batch(self._ledger, self._owner, found)
+        return found
 
     def _give_up_what_was_cleared(self, found: Sequence[Found]) -> bool:
         """Give up what ``zero_grad`` cleared before the step: the noise is for whole batches, so what remains isn't one."""
@@ -202,17 +224,22 @@ class PrivateStep:
         stds = self._amounts.stds
         sums: list[tuple[Slot, Tensor, Tensor]] = []  # gradients, and what is released: for half-precision ones wider
         for slot, grad, _ in found:
-            if not slot.param.requires_grad:
-                slot.param.grad = slot.wide = None  # frozen since: it takes no part, and what came before has no noise
+            if not slot.kept.requires_grad:
+                slot.kept.grad = slot.wide = None  # frozen since: it takes no part, and what came before has no noise
                 continue
             if grad is None:  # unused in this step, or an empty batch: noise all the same
-                grad = slot.param.grad = torch.zeros_like(slot.param.data)
+                grad = slot.kept.grad = torch.zeros_like(slot.kept.data)
                 slot.wide = None
             sums.append((slot, grad, grad if slot.wide is None else slot.sum_in(grad)))
-        add_to_all(self._noise, [(total, stds[slot.group.name]) for slot, _, total in sums])
-        # Not in one loop: after each operation of theirs, torch's threads keep the processors busy for a while.
-        if sums:
-            torch._foreach_div_([total for _, _, total in sums], expected_batch_size)  # pyright: ignore[reportPrivateImportUsage]
+        if self._together is None:
+            add_to_all(self._noise, [(total, stds[slot.group.name]) for slot, _, total in sums])
+            # Not in one loop: after each operation of theirs, torch's threads keep the processors busy for a while.
+            if sums:
+                torch._foreach_div_([total for _, _, total in sums], expected_batch_size)  # pyright: ignore[reportPrivateImportUsage]
+        else:
+            self._broken = True  # until all of it is private
+            self._together.release([(slot, total, stds[slot.group.name]) for slot, _, total in sums], expected_batch_size)
+            self._broken = False
         for slot, grad, total in sums:
             if total is not grad:
                 grad.copy_(total)  # rounded once, and it is private by now

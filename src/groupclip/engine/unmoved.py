@@ -70,7 +70,7 @@ class Unmoved:
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
             views: list[Tensor] = []
             for i, slot in enumerate(self._slots):
-                param, known = slot.param, self._views[i]
+                param, known = slot.kept, self._views[i]
                 at = (param.device, param.dtype, param.numel(), param.data_ptr() if param.is_contiguous() else 0)
                 if known is None or known.at != at or not at[3]:
                     known = self._views[i] = _View(at, _spread(param.detach()))

@@ -127,6 +127,10 @@ class InsecureNoise(_StreamNoise):
         self._seed = int(seed)
         super().__init__(derive_key(bytes(KEY_BYTES), f"groupclip/insecure/{self._seed}"))
 
+    def of_rank(self, rank: int) -> "InsecureNoise":
+        """Return the source of one of several processes: other noise than that of any other rank."""
+        return InsecureNoise(int.from_bytes(derive_key(bytes(KEY_BYTES), f"groupclip/insecure/{self._seed}/rank {rank}"), "little"))
+
     def __repr__(self) -> str:
         return f"InsecureNoise(seed={self._seed}) (INSECURE: reproducible, so not private)"
 

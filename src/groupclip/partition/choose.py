@@ -58,12 +58,15 @@ def partition(
     """
     # here, so that what only counts epsilon doesn't wait for torch
     from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
     from torch.nn.parameter import is_lazy
 
     from .styles import computed, mapped, named_style
 
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
+    if isinstance(model, DistributedDataParallel):
+        model = model.module  # names are those that one process has
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not trainable:
         raise ValueError(

@@ -7,12 +7,15 @@ add-or-remove adjacency it tells who is in), so nothing here prints or logs it.
 from collections.abc import Generator, Hashable, Iterator, Sequence, Sized
 from typing import Any
 
+import numpy as np
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from groupclip.distributed.ranks import Ranks, ranks
 from groupclip.errors import PrivacyViolation
-from groupclip.noise.keystream import KEY_BYTES, new_key
+from groupclip.noise.keystream import KEY_BYTES, derive_key, new_key
 from groupclip.privacy.mechanism import Mechanism
 from groupclip.sampling.claims import Drawn, Run
+from groupclip.sampling.dealt import dealt
 from groupclip.sampling.draws import drawn
 from groupclip.sampling.names import check_users
 from groupclip.sampling.readers import BySample, ByUser, Collate, InPaddedBatches, Piece, Reader
@@ -73,6 +76,9 @@ def logical_batches(
             nothing else, change no result, and end with the iterator. Data set and collate function must be picklable.
         prefetch: micro-batches that each worker has under way.
 
+    On several processes (after ``init_process_group``) each of them iterates, and gets its part of every batch: rank 0's key is
+    sent to all, so there is one draw, which is dealt. All get as many micro-batches; some may hold no sample.
+
     Guarantee: the batches follow the law of ``mechanism.sampling``, independently over steps. Poisson:
         P(sample i in the batch of step t) = floor(q * 2^64) / 2^64, independently over all i and t.
 
@@ -123,9 +129,15 @@ class LogicalBatches:
     def __iter__(self) -> Generator["LogicalBatch", None, None]:
         # a new key for every pass: two passes under one key would draw the same batches
         key = new_key() if self._key is None else self._key
-        run = Run(self.mechanism, self.start, secret=self._key is None)
+        together = ranks()
+        if together is None:
+            run = Run(self.mechanism, self.start, secret=self._key is None)
+        else:
+            key = together.from_first(key)
+            part, name = (together.rank, together.size), derive_key(key, "groupclip/sampling/public name").hex()
+            run = Run(self.mechanism, self.start, secret=self._key is None, part=part, public_name=name)
         plans = (
-            self._reader.plan(drawn(self.mechanism, key=key, step=step), key=key, step=step)
+            self._plan(drawn(self.mechanism, key=key, step=step), key, step, together)
             for step in range(self.start, self.mechanism.steps)
         )
         try:
@@ -137,6 +149,11 @@ class LogicalBatches:
                     yield batch
         finally:
             run.over = True
+
+    def _plan(self, found: np.ndarray, key: bytes, step: int, together: Ranks | None) -> list[Piece]:
+        if together is None:
+            return self._reader.plan(found, key=key, step=step)
+        return dealt(found, together, lambda part: self._reader.plan(part, key=key, step=step))
 
 
 class LogicalBatch:

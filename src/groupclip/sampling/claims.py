@@ -23,8 +23,12 @@ _KEPT = 4  # logical batches of a run whose rows are remembered beside the prese
 class Run:
     """One pass over the steps of one mechanism, from ``start``. Secret: under a key that nobody was given."""
 
-    def __init__(self, mechanism: Mechanism, start: int, *, secret: bool) -> None:
+    def __init__(
+        self, mechanism: Mechanism, start: int, *, secret: bool, part: tuple[int, int] | None = None, public_name: str = ""
+    ) -> None:
         self.mechanism, self.start, self.secret = mechanism, start, secret
+        self.part = part  # (rank, ranks): its batches are this rank's part of those of all; None: the whole
+        self.public_name = public_name  # that the parts of one run have in common
         self.newest_begun = -1
         self.over = False  # its iterator ended, or was given up
         self.drawn: list[int] = []  # numbers of its batches, which rise
@@ -139,6 +143,7 @@ class Owner:
         since: its number. Batches with smaller numbers were drawn before it was attached, and are of another engine's run.
         training: a name that engines have in common where one goes on from the state of another. Chance alone chose it.
         resumed_at: steps that were counted when a state was loaded, and no step was taken since; None where none was.
+        claimed: the batch that :meth:`claim` found last.
     """
 
     def __init__(self, mechanism: Mechanism) -> None:
@@ -146,6 +151,7 @@ class Owner:
         self.since = next(_numbers)
         self.training = uuid.uuid4().hex
         self.resumed_at: int | None = None
+        self.claimed: Drawn | None = None
         with _lock:
             _joined.add(self)
 
@@ -183,7 +189,23 @@ class Owner:
             batch.claimed_by.add(owner)
             batch.run.done_with(batch, owner)
             batch.run.trainings.add(self.training)
+        self.claimed = used[0] if in_turn else None
         return bool(in_turn) and not left
+
+    def check_dealt(self, part: tuple[int, int]) -> None:
+        """Check that batches under way are this rank's ``part`` of batches of all ranks.
+
+        Raises:
+            PrivacyViolation: each rank draws from the whole data set for itself.
+        """
+        for batch in _in_use():
+            if batch.begun and batch.run.mechanism == self.mechanism and batch.number > self.since and batch.run.part != part:
+                raise PrivacyViolation(
+                    "this logical batch isn't this rank's part of one that was dealt to all ranks (it was drawn before "
+                    "init_process_group, or in another group), so a sample may be in the batches of several ranks and weigh "
+                    "several times in one step. Begin to iterate over groupclip.logical_batches after init_process_group, on "
+                    "every rank"
+                )
 
     def draws(self) -> bool:
         """Return whether a logical batch of its mechanism, drawn under a secret key since it was attached, is in use."""

@@ -42,6 +42,8 @@ class Piece:
     def parts(self, most: int) -> "list[Piece]":
         """Return the same in pieces of at most ``most`` units."""
         each = len(self.rows) // max(1, self.units)
+        if not self.units:
+            return [self]
         found = []
         for first in range(0, self.units, most):
             rows = self.rows[first * each : (first + most) * each]
@@ -133,7 +135,7 @@ class ByUser:
         return pieces
 
     def laid_out(self, piece: Piece, samples: Any) -> Any:
-        count = len(piece.rows) // piece.units
+        count = len(piece.rows) // max(1, piece.units)
 
         def by_user(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor) or leaf.dim() == 0 or len(leaf) != len(piece.rows):
@@ -161,6 +163,8 @@ class Fetch:
     collate: Collate | None
 
     def __call__(self, rows: list[int]) -> Any:
+        if not rows:  # what a row looks like, and none of it
+            return tree_map(lambda leaf: leaf[:0] if isinstance(leaf, Tensor) and leaf.dim() else leaf, self([0]))
         if type(self.dataset) is TensorDataset and self.collate is None:
             # what default_collate gives for the tuples of a TensorDataset, by one index per tensor
             return [tensor[rows] for tensor in self.dataset.tensors]

@@ -1,0 +1,1 @@
+"""Several processes that train one model: who they are, what they must agree on, and how their sums become one."""

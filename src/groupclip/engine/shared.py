@@ -1,0 +1,113 @@
+"""What an engine needs where it is one of several ranks: found out, and agreed on by all, before anything is changed."""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..clipping.budget import GroupNoise
+from ..clipping.functions import ClipFunction
+from ..distributed.agreement import digest, unanimous
+from ..distributed.ranks import Ranks, ranks
+from ..distributed.shards import is_sharded, unsharded
+from ..distributed.wrappers import OutOfStep, check_ddp, check_nobody_averages, is_ddp, unwrapped
+from ..errors import UnsupportedOperation
+from ..noise.sources import NoiseSource
+from ..partition.groups import Partition
+from ..privacy.mechanism import Mechanism
+from .forward import Forward
+from .step import PrivateStep
+from .together import own_noise
+
+
+@dataclass(eq=False)
+class Shared:
+    """The part of one rank in a training of several.
+
+    Attributes:
+        ranks: of the training.
+        wrapper: the model as it was given to ``attach``.
+        noise: of this rank.
+        training: the name of the training, which all ranks have in common.
+        whole: the parameters that passes are made with, by the id of what is kept of them
+            (see :mod:`groupclip.distributed.shards`).
+    """
+
+    ranks: Ranks
+    wrapper: nn.Module
+    noise: NoiseSource
+    training: str
+    whole: dict[int, nn.Parameter]
+
+    def begin(self, forward: Forward, step: PrivateStep) -> list[OutOfStep]:
+        """Let the engine sum over ranks, and nobody else, until what is returned is removed."""
+        step.join(self.ranks, self.training)
+        forward.check_call = check_nobody_averages
+        if self.whole:
+            forward.keep_in_step(frozenset(self.whole))
+        return [OutOfStep(self.wrapper)] if is_ddp(self.wrapper) else []  # pyright: ignore[reportArgumentType]
+
+
+def shared_training(
+    wrapper: nn.Module, partition: Partition, mechanism: Mechanism, clip: ClipFunction, amounts: GroupNoise,
+    noise: NoiseSource, budget: Any, views: int,
+) -> Shared | None:  # fmt: skip
+    """Return this rank's part in the training; None where one process trains alone. All ranks must call it.
+
+    Raises:
+        PrivacyViolation: the ranks have other plans, groups, thresholds or weights, or one of them was refused.
+        UnsupportedOperation: what several processes can't train with.
+    """
+    together = ranks()
+    if together is None:
+        return None
+
+    def check() -> NoiseSource:
+        if amounts.moves:
+            raise UnsupportedOperation(
+                "Adaptive thresholds under several processes: each rank would move them by the norms of its own samples. Give the "
+                "thresholds (gc.public_thresholds finds some on public data)"
+            )
+        if budget is not None:
+            raise UnsupportedOperation(
+                "budget= under several processes: every rank would charge the same steps to it. Charge them by a training on one "
+                "process, or keep to the plan of this training"
+            )
+        if is_ddp(wrapper):
+            check_ddp(wrapper)
+        return own_noise(noise, together)
+
+    model = unwrapped(wrapper)
+
+    def facts() -> dict[str, Any]:
+        return {
+            "the plan": mechanism.plan_hash,
+            "the groups": digest(partition.to_json()),
+            "the clip function": repr(clip),
+            "the thresholds": dict(amounts.thresholds),
+            "the noise": digest([amounts.stds, type(noise).__name__]),
+            "the views of a sample": views,
+            "the weights": _weights(model),
+        }
+
+    whole = unsharded(model)
+    own = unanimous(together, check, facts, "part in the training")
+    training = together.from_first(uuid.uuid4().bytes).hex()
+    return Shared(together, wrapper, own, training, whole)
+
+
+def _weights(model: nn.Module) -> str:
+    """Return a name for what a model's parameters hold. Training begins at one point on all ranks."""
+    found = hashlib.sha256()
+    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        for name, param in model.named_parameters():
+            value: Tensor = param.detach()
+            found.update(f"{name} {tuple(value.shape)} {value.dtype} {value.requires_grad}".encode())
+            if value.numel() and not value.is_meta and not is_sharded(value):
+                found.update(value.contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes())
+    return found.hexdigest()[:16]
