@@ -556,10 +556,10 @@ NOISE = (
         "tests/distributed/test_ddp.py",
         (
             "distributed/release.py",
-            "    summed = [distributed",
-            "    for bucket, joined in dealt:\n        make_private(joined, bucket.std)\n    summed = [distributed",
+            "    summed = [\n",
+            "    for bucket, joined in dealt:\n        make_private(joined, bucket.std)\n    summed = [\n",
         ),
-        ("distributed/release.py", "            make_private(joined, bucket.std)\n    sent", "            pass\n    sent"),
+        ("distributed/release.py", "            make_private(joined, bucket.std)\n    sent = [", "            pass\n    sent = ["),
     ),
     mutant(
         "one key of noise on all ranks",
@@ -581,7 +581,11 @@ NOISE = (
         "the divisor is one rank's expected batch size",
         "the divisor is the plan's expected batch size",
         "tests/distributed/test_ddp.py",
-        ("engine/together.py", "total.div_(expected_batch_size)", "total.div_(expected_batch_size / self.ranks.size)"),
+        (
+            "engine/together.py",
+            "            self._noise.add_(total, std)\n            total.div_(expected_batch_size)",
+            "            self._noise.add_(total, std)\n            total.div_(expected_batch_size / self.ranks.size)",
+        ),
     ),
     mutant(
         "a step that another rank refused",
@@ -607,7 +611,7 @@ NOISE = (
         "tests/engine/test_noise.py",
         (
             "engine/step.py",
-            "                grad = slot.param.grad = torch.zeros_like(slot.param.data)\n                slot.wide = None\n",
+            "                grad = slot.kept.grad = torch.zeros_like(slot.kept.data)\n                slot.wide = None\n",
             "                continue\n",
         ),
     ),
