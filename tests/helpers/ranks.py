@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-PATIENCE = 60  # seconds a rank waits for another
+PATIENCE = 300  # seconds a rank waits for another
 
 
 @dataclass(frozen=True)
