@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import ddp_cases as cases
 from kinds import Run
@@ -60,3 +62,63 @@ def test_mixed_precision(told: Any, size: int) -> None:
         for sums in found["sums"]:
             assert all(total.dtype == torch.float32 for total in sums.values())
             assert any(not torch.equal(total, total.bfloat16().float()) for total in sums.values())
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_users_own_backward(told: Any, size: int) -> None:
+    for found in results(told, size, "case_cut_by_loss_backward"):
+        assert_same(found, expected(Run("net", "uniform:2")), TOLERANCE[torch.float64])
+
+
+@pytest.mark.parametrize("way", ["cut", "copies"])
+@pytest.mark.parametrize("size", SIZES)
+def test_noise_is_once_on_every_coordinate(told: Any, size: int, way: str) -> None:
+    """Of shards by their owners, and the same on all copies of a shard; false alarms 1e-6 a check, of 8 (two-sided)."""
+    first, *others = results(told, size, "case_cut_noise")
+    assert first[way + " steps"] == {"groupclip": 3, "user": 0}
+    for other in others:
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(first[way], other[way], strict=True))
+    shard = 60_000 // size
+    steps = [noise.double() for noise in first[way]]
+    for noise in steps:
+        assert is_standard(noise) and is_uncorrelated(noise, shard)
+        assert not is_standard(noise * 2) and not is_standard(noise / 2) and not is_standard(noise * math.sqrt(size))
+        assert not is_uncorrelated(noise[:shard].repeat(size), shard)  # one key in all owners
+    assert is_uncorrelated(torch.cat(steps[:2]), 60_000)
+
+
+def is_standard(noise: Tensor) -> bool:
+    """Whether the mean square of normals is 1; 1e-6."""
+    return abs(float(noise.square().mean()) - 1) < 4.9 * math.sqrt(2 / len(noise))
+
+
+def is_uncorrelated(noise: Tensor, lag: int) -> bool:
+    """Whether coordinates that far apart have nothing in common; 1e-6."""
+    return abs(float(torch.dot(noise[lag:], noise[:-lag]))) < 4.9 * math.sqrt(len(noise) - lag)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_what_is_refused_is_refused_on_all_ranks(told: Any, size: int) -> None:
+    for rank, found in enumerate(results(told, size, "case_cut_refused")):
+        assert "fully_shard) comes before groupclip.attach" in found["late"]
+        assert "tensor parallelism" in found["tensor parallel"] and "fully_shard" in found["tensor parallel"]
+        assert "'head.weight' isn't what the last backward pass left there" in found["scaled"]
+        assert found["scaled"].startswith("PrivacyViolation: rank 1 refused the step") is (rank != 1)
+        assert "an optimizer that wasn't attached" in found["another optimizer"]
+        assert "isn't what the last backward pass left there" in found["clipped again"]
+        assert "engine.backward(losses)" in found["not of the losses"]
+        assert (found["steps"], found["after"]) == (0, 1)
+        assert found["plain"] and not found["trains without an engine"]
+        assert "noise_multiplier=0 adds no noise" in found["clipping alone"]
+        assert "samples take different paths" in found["paths"] and "DistributedDataParallel" in found["paths"]
+
+
+NAMES = {"DataParallel": "nn.DataParallel", "DeepSpeed": "deepspeed's DeepSpeedEngine", "FSDP1": "FSDP1"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("size", SIZES)
+def test_other_wrappers_are_refused_by_name(told: Any, size: int, name: str) -> None:
+    for found in results(told, size, "case_wrappers"):
+        assert NAMES[name] in found[name]
+        assert "use torch.nn.parallel.DistributedDataParallel, or torch.distributed.fsdp.fully_shard" in found[name]

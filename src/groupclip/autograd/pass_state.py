@@ -193,7 +193,7 @@ class Tape:
             raise PrivacyViolation(
                 "a parameter was used outside a call of the model that was attached, so the number of samples isn't known; "
                 "call the model itself (not one of its parts), put the calls under `with engine.forward_on(inputs):`, or run "
-                "this under torch.no_grad()"
+                "this under torch.no_grad(). What cuts a model (fully_shard) comes before groupclip.attach"
             )
         return self.batch
 

@@ -42,10 +42,6 @@ class ShardedSlot(Slot):
         assert self.turns is not None
         self.turns.arrived(self, total)
 
-    def forget_delivery(self) -> None:
-        if self.turns is not None:
-            self.turns.forget()
-
     def keep(self, total: Tensor) -> None:
         """Add this rank's part of the sum over all ranks to the gradient of the shard."""
         kept, own = self.kept, self.kept.dtype
@@ -69,9 +65,13 @@ class Turns:
 
     Args:
         groups: the cut parameters of each group, in the order in which their sums are made.
+
+    Attributes:
+        roots: the modules that were cut, the outermost.
     """
 
     groups: Sequence[Sequence[ShardedSlot]]
+    roots: Sequence[Any] = ()
     _turn: int = 0
     _waiting: dict[ShardedSlot, Tensor] = field(default_factory=dict)
 
@@ -88,9 +88,15 @@ class Turns:
         self._turn = 0
 
     def forget(self) -> None:
-        """Give up a pass that failed."""
+        """Give up a pass that failed, or that nothing came of: the modules begin anew too."""
         self._turn = 0
         self._waiting.clear()
+        self.take_apart()
+
+    def take_apart(self) -> None:
+        """Let the modules be put together anew in the next pass, from what each rank keeps of them now."""
+        for root in self.roots:
+            root.reset_iter_state()
 
     def _sum(self) -> None:
         slots = self.groups[self._turn]

@@ -59,13 +59,17 @@ class Ranks:
             raise PrivacyViolation(f"{int(here)} of {self.size} ranks came to the end of a step")
 
 
-def ranks() -> Ranks | None:
-    """Return the ranks that this process is one of; None where it trains alone (no process group, or one of a single process)."""
+def ranks(*, even_one: bool = False) -> Ranks | None:
+    """Return the ranks that this process is one of; None where it trains alone (no process group, or one of a single process).
+
+    Args:
+        even_one: return the only rank of a group of a single process too.
+    """
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
         return None
     size = distributed.get_world_size()
-    return Ranks(distributed.get_rank(), size) if size > 1 else None
+    return Ranks(distributed.get_rank(), size) if size > 1 or even_one else None
 
 
 def _device() -> torch.device:

@@ -36,7 +36,7 @@ class Shard:
     def __init__(self, param: Any) -> None:
         self.param = param
         mesh, self.peers = param.device_mesh, None
-        self._version = -1
+        self._noted: Tensor | None = None
         for at, placement in enumerate(param.placements):
             group = mesh.get_group(at)
             if placement.is_shard():
@@ -67,13 +67,14 @@ class Shard:
         )
 
     def note(self) -> None:
-        """Remember the gradient as it is: the DTensor counts its changes apart from those of the memory in it."""
-        grad = self.param.grad
-        self._version = -1 if grad is None else grad._version
+        """Remember the gradient as it is. Not by versions: DTensors don't count what ``torch._foreach_`` operations change."""
+        grad = self.grad
+        self._noted = None if grad is None else _sums(grad)
 
     @property
     def is_as_noted(self) -> bool:
-        return self.param.grad is not None and self.param.grad._version == self._version
+        grad = self.grad
+        return grad is not None and self._noted is not None and torch.equal(_sums(grad), self._noted)
 
     @property
     def requires_grad(self) -> bool:
@@ -109,6 +110,17 @@ class Shard:
         return found + [whole.narrow(self.dim, 0, 0)] * (self.size - len(found))
 
 
+def _sums(tensor: Tensor) -> Tensor:
+    """Return two sums ``[2]`` int64 that any change of the tensor changes: of its bits, and (in bits) of its numbers."""
+    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        flat = tensor.detach().reshape(-1)
+        numbers = flat.sum(dtype=torch.float64).view(torch.int64)
+        return torch.stack([flat.view(_BITS[flat.itemsize]).sum(dtype=torch.int64), numbers])
+
+
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
 def unsharded(model: nn.Module) -> dict[int, nn.Parameter]:
     """Return, for the id of each parameter that ``fully_shard`` cut, the whole one that takes its place in a forward pass.
 
@@ -121,6 +133,11 @@ def unsharded(model: nn.Module) -> dict[int, nn.Parameter]:
     cut = {name: param for name, param in model.named_parameters(remove_duplicate=False) if is_sharded(param)}
     if not cut:
         return {}
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
+        raise UnsupportedOperation(
+            f"fully_shard of torch {torch.__version__} can't begin anew after a pass that failed (reset_iter_state): use torch 2.13, "
+            "or DistributedDataParallel"
+        )
     from torch.distributed.fsdp import FSDPModule
 
     whole: dict[int, nn.Parameter] = {}
@@ -149,6 +166,19 @@ def _check_cut(name: str, param: Any, whole: Mapping[int, nn.Parameter]) -> None
             f"parameter {name!r} is cut over {param.device_mesh.size()} of {torch.distributed.get_world_size()} processes, and "
             "groupclip sums over all of them: give fully_shard a mesh of all ranks"
         )
+
+
+def roots(model: nn.Module) -> list[Any]:
+    """Return the modules that ``fully_shard`` cut and that are in no other such module."""
+    from torch.distributed.fsdp import FSDPModule
+
+    found: list[Any] = []
+    inside: set[int] = set()
+    for module in model.modules():
+        if isinstance(module, FSDPModule) and id(module) not in inside:
+            found.append(module)
+            inside.update(map(id, module.modules()))
+    return found
 
 
 def scattered(totals: list[tuple[Shard, Tensor]]) -> list[Tensor]:

@@ -18,7 +18,7 @@ from ..partition.groups import Partition, check_covers
 from ..privacy.budget import Budget, Reservation, reserved
 from ..privacy.mechanism import Mechanism
 from ..privacy.thresholds import Thresholds
-from .checks import check_arguments, check_modules, check_optimizer, check_parameters, noise_multiplier
+from .checks import check_arguments, check_modules, check_optimizer, check_parameters, check_whole, noise_multiplier
 from .engine import Engine
 from .shared import Shared, shared_training
 from .views import Views
@@ -104,7 +104,9 @@ def attach(
             "noise= out, or budget="
         )
     shared: Shared | None = None
-    if mechanism is not None:
+    if mechanism is None:
+        check_whole(named)
+    else:
         shared = shared_training(wrapper, partition_, mechanism, clip_, amounts, source, budget, views)
         source = source if shared is None else shared.noise
     reservation = reserved(budget, mechanism)

@@ -84,6 +84,8 @@ class BackwardPass:
                 self.step.check_landed()
             self.step.samples.passed()
         except BaseException as error:
+            if self.turns is not None:
+                self.turns.forget()
             for slot, had in zip(self.slots, held, strict=True):
                 slot.forget_delivery()
                 if not had:

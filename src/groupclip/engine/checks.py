@@ -102,6 +102,16 @@ def _check_parameter(name: str, param: nn.Parameter) -> None:
         )
 
 
+def check_whole(named: Mapping[str, nn.Parameter]) -> None:
+    """Check, for clipping alone, that no parameter is cut over ranks: it is the step that knows all of them."""
+    for name, param in named.items():
+        if is_sharded(param):
+            raise UnsupportedOperation(
+                f"parameter {name!r} is cut over ranks, and clipping alone (mechanism=None) is for whole ones: attach with a "
+                "mechanism (noise_multiplier=0 adds no noise), or before fully_shard to look at norms"
+            )
+
+
 def check_optimizer(
     optimizer: Optimizer, named: Mapping[str, nn.Parameter], frozen: Collection[nn.Parameter] = ()
 ) -> None:

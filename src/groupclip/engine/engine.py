@@ -95,7 +95,7 @@ class Engine:
         self._entrance = Entrance(model, self._forward)
         self._entrance.open()
         self._handles = [model.register_forward_pre_hook(Passed(self._entrance, self._tape), prepend=True)]
-        self._handles += hooks_on_model(model, self._slots) + ([] if shared is None else shared.begin(self._forward, self._step))
+        self._handles += hooks_on_model(model, self._slots) + ([] if shared is None else shared.begin(self._forward, self._pass))
         if optimizer is not None:
             self._handles += hooks_on_optimizer(optimizer, self._slots, self._step, private=mechanism is not None)
         self._attached = True

@@ -14,14 +14,14 @@ from ..clipping.budget import GroupNoise
 from ..clipping.functions import ClipFunction
 from ..distributed.agreement import digest, unanimous
 from ..distributed.ranks import Ranks, ranks
-from ..distributed.shards import is_sharded, unsharded
+from ..distributed.shards import is_sharded, roots, unsharded
 from ..distributed.wrappers import OutOfStep, check_ddp, check_nobody_averages, is_ddp, unwrapped
 from ..errors import UnsupportedOperation
 from ..noise.sources import NoiseSource
 from ..partition.groups import Partition
 from ..privacy.mechanism import Mechanism
+from .backward import BackwardPass
 from .forward import Forward
-from .step import PrivateStep
 from .together import own_noise
 
 
@@ -44,12 +44,14 @@ class Shared:
     training: str
     whole: dict[int, nn.Parameter]
 
-    def begin(self, forward: Forward, step: PrivateStep) -> list[OutOfStep]:
+    def begin(self, forward: Forward, backward: BackwardPass) -> list[OutOfStep]:
         """Let the engine sum over ranks, and nobody else, until what is returned is removed."""
-        step.join(self.ranks, self.training)
+        backward.step.join(self.ranks, self.training, backward.turns)
         forward.check_call = check_nobody_averages
         if self.whole:
             forward.keep_in_step(frozenset(self.whole))
+            assert backward.turns is not None
+            backward.turns.roots = roots(unwrapped(self.wrapper))
         return [OutOfStep(self.wrapper)] if is_ddp(self.wrapper) else []  # pyright: ignore[reportArgumentType]
 
 
@@ -63,7 +65,8 @@ def shared_training(
         PrivacyViolation: the ranks have other plans, groups, thresholds or weights, or one of them was refused.
         UnsupportedOperation: what several processes can't train with.
     """
-    together = ranks()
+    model = unwrapped(wrapper)
+    together = ranks(even_one=any(map(is_sharded, model.parameters())))
     if together is None:
         return None
 
@@ -81,8 +84,6 @@ def shared_training(
         if is_ddp(wrapper):
             check_ddp(wrapper)
         return own_noise(noise, together)
-
-    model = unwrapped(wrapper)
 
     def facts() -> dict[str, Any]:
         return {

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..autograd.sharded import Turns
 from ..autograd.slot import Slot, called_by_scaler
 from ..clipping.budget import GroupNoise
 from ..distributed.ranks import Ranks
@@ -53,18 +54,20 @@ class PrivateStep:
         self._owner = None if ledger is None else Owner(ledger.mechanism)
         self.samples = SamplesSeen(self._owner)
         self._together: Together | None = None
+        self._turns: Turns | None = None
 
     @property
     def training(self) -> str:
         """A name of chance, which a state carries on; empty without a plan."""
         return "" if self._owner is None else self._owner.training
 
-    def join(self, ranks: Ranks, training: str) -> None:
-        """Step together with the other ranks of a training, which has this name of chance."""
+    def join(self, ranks: Ranks, training: str, turns: Turns | None) -> None:
+        """Step together with the other ranks of a training of this name of chance. ``turns``: of parameters cut over them."""
         assert self._ledger is not None and self._owner is not None
         self._owner.training = training
         self._together = Together(ranks, self._ledger, self._owner, self._amounts, self._slots, self._noise)
         self._custody.averaged = False
+        self._turns = turns
 
     def resumed(self, steps: int, training: str) -> None:
         """Hear that a state of so many steps was loaded: batches of later steps that were drawn in this process come again.
@@ -98,6 +101,8 @@ class PrivateStep:
             self.check_accumulation()
         self._own_passes.add(task)
         self._custody.note_at_the_end()
+        if self._turns is not None:
+            torch.autograd.Variable._execution_engine.queue_callback(self._turns.finish)
         self.samples.passed()
         torch.autograd.Variable._execution_engine.queue_callback(lambda: self._own_passes.discard(task))
 
@@ -108,6 +113,8 @@ class PrivateStep:
     def discard(self) -> None:
         """Forget the logical batch under way."""
         self._custody.drop()
+        if self._turns is not None:
+            self._turns.forget()
         self.samples.forget()
         self._weights.forget()
         self._amounts.discard()
@@ -254,6 +261,8 @@ class PrivateStep:
         self._custody.note(released=True)
         if self._ledger is not None:
             self._weights.release()
+        if self._turns is not None:
+            self._turns.take_apart()
         self._show_private()
 
 

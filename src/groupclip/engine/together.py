@@ -43,7 +43,8 @@ class Together:
 
         def checked() -> T:
             result = act()
-            self._owner.check_dealt((self.ranks.rank, self.ranks.size))
+            if self.ranks.size > 1:
+                self._owner.check_dealt((self.ranks.rank, self.ranks.size))
             return result
 
         return unanimous(self.ranks, checked, self._facts, "the step")
@@ -120,7 +121,7 @@ def check_ranks(own: Ranks | None) -> None:
     Raises:
         PrivacyViolation: one was made or ended since.
     """
-    now = ranks()
+    now = ranks(even_one=own is not None)
     if now == own:
         return
     raise PrivacyViolation(
