@@ -95,3 +95,24 @@ def test_a_probe_that_fails_leaves_nothing_to_the_next() -> None:
     model.fails = False
     engine.backward(model(x))
     assert engine.unsafe_norms()["then"].shape == (4,)
+
+
+class LastState(nn.Module):
+    """Returns a recurrent layer's last state, in which the samples are dimension 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.GRU(3, 4, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)[1]
+
+
+def test_an_empty_batch_that_comes_first_tells_where_the_samples_lie() -> None:
+    """Nobody's numbers are tried out then, and the batches after it lie as they do without it."""
+    model, _, engine = attached(LastState(), mechanism=None)
+    assert model(torch.randn(0, 5, 3)).shape == (1, 0, 4)
+    x = torch.randn(4, 5, 3)
+    found = model(x)
+    engine.detach()
+    torch.testing.assert_close(found.detach(), model(x).detach())

@@ -187,6 +187,47 @@ def test_parts_called_one_by_one_under_a_declared_reduction_are_refused(reductio
     engine.detach()
 
 
+class OwnLoss(nn.Module):
+    """Computes its loss itself, as models of transformers do; ``squeezed`` is one number for a batch of one as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        out = self.layer(x)
+        return {"loss": out.square().mean(), "squeezed": out.squeeze(), "count": torch.tensor(1) + 0 * x.argmax()}
+
+
+@pytest.mark.parametrize("first", [0, 1, 5])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_models_own_loss_is_the_reduction_that_was_declared(reduction: Any, first: int) -> None:
+    """One number, as for a batch: ``loss.backward()`` gives the clipped sums of its samples' losses. Whatever batch came first."""
+    torch.manual_seed(0)
+    model, x = OwnLoss(), torch.randn(5, 3)
+    groups = gc.partition(model, "all-layer")
+    engine = gc.attach(model, None, groups, None, clip="abadi", thresholds=0.5)
+    losses = model(x)["loss"]
+    assert losses.shape == (5,)
+    engine.backward(losses)
+    want, each = gradients(model), losses.detach()
+    engine.detach()
+    engine = gc.attach(model, None, groups, None, clip="abadi", thresholds=0.5, loss_reduction=reduction)
+    for batch in (x[:first], x):
+        found = model(batch)
+        assert found["loss"].shape == () and found["squeezed"].shape == (len(batch),)
+        found["loss"].backward()
+        if not len(batch):
+            assert all(not g.any() for g in gradients(model).values())
+        engine.discard()
+    torch.testing.assert_close(model(x)["loss"].detach(), each.mean() if reduction == "mean" else each.sum())
+    model(x)["loss"].backward()
+    for name, gradient in gradients(model).items():
+        torch.testing.assert_close(gradient, want[name])
+    assert engine.per_sample(lambda x: model(x)["loss"], x).shape == (5,)  # a function's is one for each sample
+    engine.detach()
+
+
 # ------------------------------------------------------------------ hooks and optimizers of the user
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 from torch import Tensor, nn
 
 transformers = pytest.importorskip("transformers")
@@ -16,10 +15,10 @@ accelerate = pytest.importorskip("accelerate")
 
 import groupclip as gc  # noqa: E402
 from groupclip.integrations.transformers import PrivateTrainer  # noqa: E402
+from law import ALPHA, p_values  # noqa: E402
 from trainers import plan, settings, work  # noqa: E402
 
 NUMBER, BATCH, STEPS = 24, 6, 240
-ALPHA = 1e-6  # of each of the two tests: a right sampler fails one run in 500,000
 
 
 class Rows(nn.Module):
@@ -48,14 +47,6 @@ class Noted:
         for record in records:
             self.seen[self.trainer.state.global_step, int(record["row"])] += 1
         return {name: torch.tensor([r[name] for r in records]) for name in records[0]}
-
-
-def p_values(seen: np.ndarray, rate: float) -> tuple[float, float]:
-    """(by sample, by size), two-sided: chi-squared of how often each sample was drawn, and of how the sizes vary."""
-    steps, number = seen.shape
-    by_sample = ((seen.sum(0) - steps * rate) ** 2 / (steps * rate * (1 - rate))).sum()
-    by_size = ((seen.sum(1) - number * rate) ** 2 / (number * rate * (1 - rate))).sum()
-    return tuple(2 * min(stats.chi2.cdf(x, d), stats.chi2.sf(x, d)) for x, d in ((by_sample, number), (by_size, steps)))
 
 
 def test_batches_are_poisson_samples(tmp_path: Path) -> None:

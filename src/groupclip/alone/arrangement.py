@@ -1,8 +1,7 @@
 """Where the samples lie in what a model returns: told by the shapes of its outputs for two samples.
 
 A sample runs as a batch of one, and ``[1, 1, H]`` doesn't say which of its dimensions is the batch's. It is tried out once
-for each kind
-of outputs, without gradients.
+for each kind of outputs, without gradients.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from ..nested import tensors_in
 from .inputs import Inputs, Probe
-from .outputs import MAJOR, MINOR, Rows, Where
+from .outputs import MAJOR, MINOR, ONE_NUMBER, Rows, Where
 
 
 class Arrangement:
@@ -60,7 +59,9 @@ class Arrangement:
 def _place(one: Rows, both: Tensor, two: tuple[int, int]) -> int:
     """Find the dimension in which a second sample shows."""
     shape = one.shape
-    if len(shape) == 0 or len(shape) != both.dim():
+    if len(shape) == 0:
+        return ONE_NUMBER if both.dim() == 0 else 0
+    if len(shape) != both.dim():
         return 0
     grown = [i for i, (a, b) in enumerate(zip(shape, both.shape, strict=True)) if a != b]
     if len(grown) == 1 and shape[grown[0]] == 1 and both.shape[grown[0]] == 2:

@@ -58,8 +58,10 @@ class Inputs:
         """Return the inputs of some samples only; all rows of the tensor with the id ``whole``."""
 
         def change(value: Any) -> Any:
-            cut = id(value) in self.samples and id(value) != whole
-            return value.detach()[list(index)] if cut else value
+            if id(value) not in self.samples or id(value) == whole:
+                return value
+            # of an empty batch, nobody's numbers
+            return value.detach()[list(index)] if self.batch else value.new_zeros((len(index), *value.shape[1:]))
 
         return replaced((self.args, self.kwargs), change)
 

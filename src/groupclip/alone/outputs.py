@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ..autograd.reads import key_of
 from ..autograd.tensors import PrivateParameter, PrivateTensor, slots
 from ..autograd.vmap import NATIVE, Part
+from ..clipping.functions import LossReduction
 from ..errors import UnsupportedOperation
 from ..nested import PLAIN_TYPES, has_numbers, is_record, replaced, tensors_in
 
@@ -68,12 +69,13 @@ def _refuse_hidden(part: Part, value: Any) -> None:
 Where = Callable[[list[Rows | None]], list[int]]
 
 
-def joined(parts: list[tuple[Part, Any]], where: Where | None = None) -> Any:
+def joined(parts: list[tuple[Part, Any]], where: Where | None = None, reduction: LossReduction = "none") -> Any:
     """Return the outputs of a batch from those of its parts.
 
     Args:
         parts: each with what was :func:`taken` of it.
         where: see :data:`Where`; None: samples lie in dimension 0.
+        reduction: of a number that the model computes itself, as its own loss; ``none``: one for each sample.
 
     Raises:
         UnsupportedOperation: a tensor whose dimension 0 isn't the sample, or outputs of samples that don't go together.
@@ -84,18 +86,24 @@ def joined(parts: list[tuple[Part, Any]], where: Where | None = None) -> Any:
         else []
     )
     dims = None
-    if where is not None and any(isinstance(x, Rows) and is_doubtful(x) for x in leaves):
+    if where is not None and any(isinstance(x, Rows) and is_doubtful(x, reduction) for x in leaves):
         dims = where([x if isinstance(x, Rows) else None for x in leaves])
     merged = iter(
-        [_merged(x, n, 0 if dims is None else dims[n]) if isinstance(x, Rows) else x for n, x in enumerate(leaves)]
+        [
+            _merged(x, n, 0 if dims is None else dims[n], reduction) if isinstance(x, Rows) else x
+            for n, x in enumerate(leaves)
+        ]
     )
     return _filled(parts[0][1], merged)
 
 
-def is_doubtful(rows: Rows) -> bool:
-    """Return whether a sample's tensor says by itself where the samples of a batch lie: it has one dimension of 1, in front."""
+def is_doubtful(rows: Rows, reduction: LossReduction) -> bool:
+    """Return whether a sample's tensor doesn't say by itself where the samples of a batch lie: by one dimension of 1, in front.
+
+    A number may be of the sample, or of the batch as the model's own loss is: that matters where one is to be made of all.
+    """
     shape = rows.shape
-    return len(shape) > 0 and (shape[0] != 1 or 1 in shape[1:])
+    return (shape[0] != 1 or 1 in shape[1:]) if shape else reduction != "none"
 
 
 def flat(outputs: Any) -> list[Any]:
@@ -174,17 +182,20 @@ def same(x: Tensor, y: Tensor) -> bool:
 
 #: In place of a dimension: a sample has several rows in dimension 0, one sample after another, or the first of all samples first.
 MAJOR, MINOR = -1, -2
+ONE_NUMBER = -3  # for all samples
 
 
 class NoRows(UnsupportedOperation):
     """It isn't known where the samples of a batch lie in an output."""
 
 
-def _merged(rows: Rows, n: int, dim: int) -> Tensor:
+def _merged(rows: Rows, n: int, dim: int, reduction: LossReduction) -> Tensor:
     """Return ``[.., B, ..]``, the samples in dimension ``dim``, in which one sample has 1; or see :data:`MAJOR`."""
     x = rows.physical
     if x.dim() == 1:
-        return x
+        if dim != ONE_NUMBER or reduction == "none" or not x.is_floating_point():
+            return x
+        return x.mean() if reduction == "mean" else x.sum()
     if dim == MAJOR or len(x) == 1:
         return x.flatten(0, 1)
     if dim == MINOR:

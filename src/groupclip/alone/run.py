@@ -20,6 +20,7 @@ from ..autograd.pass_state import REENTRY, Tape
 from ..autograd.reads import Differ, NeedsOwn, Position, Reads
 from ..autograd.tensors import PrivateTensor
 from ..autograd.vmap import NATIVE, Part, natively, side_by_side
+from ..clipping.functions import LossReduction
 from ..errors import GroupClipError, UnsupportedOperation
 from .arrangement import Arrangement
 from .escaped import mark
@@ -54,13 +55,16 @@ class Alone:
         """Take over what was found out of a like model."""
         self._own, self._following = other._own, other._following
 
-    def run(self, function: Function, inputs: Inputs, arrangement: Arrangement | None = None) -> Any:
+    def run(
+        self, function: Function, inputs: Inputs, arrangement: Arrangement | None = None, reduction: LossReduction = "none"
+    ) -> Any:
         """Run ``function`` on the batch and return its outputs.
 
         Args:
             function: of the inputs.
             inputs: of all samples.
             arrangement: where the samples lie in its outputs; None: in dimension 0.
+            reduction: of a number that it computes itself, as a model's own loss; ``none``: one for each sample.
 
         Raises:
             UnsupportedOperation: the outputs of single samples can't be put together.
@@ -112,7 +116,8 @@ class Alone:
         if failed is not None:
             _say_slow(*failed)
         with natively(), published.whole():
-            outputs = joined([(part, out) for part, (out, _) in done], arrangement and arrangement.of(inputs))
+            where = arrangement and arrangement.of(inputs)
+            outputs = joined([(part, out) for part, (out, _) in done], where, reduction)
             left = published.leave([(part, kept) for part, (_, kept) in done])
             if len(done) > 1:
                 mark((outputs, left))

@@ -53,8 +53,8 @@ def attach(
             deviation by group; see :func:`groupclip.privacy.allocation.noise_stds`. Each amounts to the plan's noise multiplier.
         loss_reduction: ``none`` (default): gradients come from ``engine.backward(losses)`` alone. ``mean`` or ``sum``: the
             user's own ``loss.backward()`` is allowed, and the loss is that reduction over the samples of the batch. A mean
-            over all TOKENS of the batch, as many models of Hugging Face give, is not: samples would weigh by each other's
-            lengths.
+            over all TOKENS of the batch is not: samples would weigh by each other's lengths. A loss that the model computes
+            itself, as those of Hugging Face do, comes out as that reduction of its samples' losses.
         noise: the source of noise; a new :class:`SecureNoise` by default. One of your own is named in the statement.
         budget: what all trainings and releases on these data may spend together. The plan's steps are set aside in it, each is
             charged before it is taken, and ``engine.detach`` frees the rest. To go on with a saved run, ``budget.reopen(name)``.

@@ -143,7 +143,9 @@ class Forward:
         with as_written():
             if self._views is not None:
                 return self._views.joined(self._alone.run(self._views.over(function), inputs))
-            return self._alone.run(function, inputs, arrangement)
+            # a model's own loss is the reduction that was declared, as it is for a batch; a function's is one for each sample
+            reduction = "none" if arrangement is None else self._tape.loss_reduction
+            return self._alone.run(function, inputs, arrangement, reduction)
 
     def _probe(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with torch.no_grad(), torch.random.fork_rng(), _undone(self._model):
