@@ -39,14 +39,16 @@ def published(out: Path, epsilon: float) -> dict[str, object]:
 
 
 def test_every_example_has_a_test_and_is_in_the_readme() -> None:
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {"own_loop", "huggingface", "images", "trainer"}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {"own_loop", "huggingface", "images", "trainer", "with_lightning"}
     assert "(examples)" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", ["own_loop", "huggingface", "images", "trainer"])
+@pytest.mark.parametrize("name", ["own_loop", "huggingface", "images", "trainer", "with_lightning"])
 def test_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     if name in ("huggingface", "trainer"):
         pytest.importorskip("transformers")
+    if name == "with_lightning":
+        pytest.importorskip("lightning")
     with pytest.raises(SystemExit) as ended:
         example(name).main(["--help"])
     assert ended.value.code == 0
@@ -136,6 +138,20 @@ def test_trainer_trains_a_model_from_a_folder_and_goes_on(tmp_path: Path) -> Non
     assert not torch.equal(before["classifier.weight"], after["classifier.weight"])
     with pytest.raises(gc.BudgetExceeded):
         program.main([*call, "--resume"])
+
+
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated", "ignore:The '.*_dataloader' does not have many workers")
+@pytest.mark.filterwarnings("ignore:GPU available but not used")
+def test_lightning_trains_on_digits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("lightning")
+    torch.manual_seed(0)
+    assert len((EXAMPLES / "with_lightning.py").read_text(encoding="utf-8").splitlines()) < 80
+    engine = example("with_lightning").main(["--epochs", "4", "--out", str(tmp_path / "out")])
+    assert engine.ledger.steps_by_sampler == {"groupclip": 24, "user": 0}
+    assert 0 < engine.epsilon(delta=1e-5) <= 3.0
+    told = capsys.readouterr().out
+    assert float(told.split("accuracy ")[1].split(" %")[0]) > 30  # 10 % by guessing; seen: over 50 %
+    assert "epsilon = 3.00" in told
 
 
 def test_images_trains_on_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

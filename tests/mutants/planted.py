@@ -1058,14 +1058,14 @@ TRAINERS = (
         "a Trainer's step not charged before its batch is drawn",
         "a step is charged on the disk before its batch is drawn",
         "tests/integrations/test_keeping.py",
-        ("integrations/transformers/batches.py", "            self._charge()\n", ""),
+        ("integrations/epochs.py", "            self._charge()\n", ""),
     ),
     mutant(
         "steps after a Trainer's checkpoint forgotten",
         "steps that were released stay spent",
         "tests/integrations/test_keeping.py",
-        ("integrations/transformers/keeping.py", '["groupclip"] + max(0, lost)', '["groupclip"] + min(0, lost)'),
-        ("integrations/transformers/keeping.py", "while path.is_file() and engine", "while path.is_symlink() and engine"),
+        ("integrations/keeping.py", '["groupclip"] + max(0, lost)', '["groupclip"] + min(0, lost)'),
+        ("integrations/keeping.py", "while path.is_file() and engine", "while path.is_symlink() and engine"),
     ),
     mutant(
         "the last micro-batch of a Trainer's step left out",

@@ -14,6 +14,7 @@ from transformers.training_args import OptimizerNames
 
 from ...errors import BudgetExceeded, PrivacyViolation
 from ...privacy.mechanism import Mechanism
+from ..epochs import steps_in_an_epoch
 
 
 class Refusal(NamedTuple):
@@ -137,11 +138,6 @@ def check_arguments(args: TrainingArguments | None, collator: object = None) -> 
 def _value(args: TrainingArguments, name: str) -> Any:
     """Return a setting; None where this kind of arguments doesn't have it (``packing`` is trl's)."""
     return args.n_gpu if name == "n_gpu" else vars(args).get(name)
-
-
-def steps_in_an_epoch(mechanism: Mechanism) -> int:
-    """Return how many steps draw as many samples as there are, on average; at least 1."""
-    return max(1, round(1 / mechanism.sample_rate))
 
 
 def planned_steps(args: TrainingArguments, mechanism: Mechanism) -> int:

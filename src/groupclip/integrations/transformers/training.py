@@ -20,9 +20,10 @@ from ...errors import BudgetExceeded, PrivacyViolation
 from ...privacy.mechanism import Mechanism
 from ...run.metrics import EpsilonCurve
 from ...sampling.batches import LogicalBatches, logical_batches
-from .arguments import check_arguments, planned_steps, steps_in_an_epoch
-from .batches import Step, Steps
-from .keeping import go_on, open_journal, save_state
+from ..epochs import Step, Steps, steps_in_an_epoch
+from ..keeping import open_journal
+from .arguments import check_arguments, planned_steps
+from .keeping import go_on, save_state
 from .losses import Loss, loss_of, per_sample_losses
 from .publishing import Publishing
 

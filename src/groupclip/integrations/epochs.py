@@ -1,11 +1,17 @@
-"""What a Trainer is given in the place of its DataLoader: each item is one whole logical batch, that is one step."""
+"""What a trainer is given in the place of its DataLoader: each item is one whole logical batch, that is one step."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ...sampling.batches import LogicalBatch, LogicalBatches
+from ..privacy.mechanism import Mechanism
+from ..sampling.batches import LogicalBatch, LogicalBatches
+
+
+def steps_in_an_epoch(mechanism: Mechanism) -> int:
+    """Return how many steps draw as many samples as there are, on average; at least 1."""
+    return max(1, round(1 / mechanism.sample_rate))
 
 
 class Step:
@@ -21,7 +27,7 @@ class Steps:
     Args:
         batches: of the steps that are left, drawn by groupclip.
         in_epoch: steps of an epoch. The first epoch is shorter where a run goes on inside one.
-        done: steps that the Trainer counts before the first.
+        done: steps that the trainer counts before the first.
         charge: called before each batch is drawn. Or else another one might be drawn in the place of one that failed.
     """
 
