@@ -54,7 +54,7 @@ BLOCKS = [
 def test_code_block(block: str) -> None:
     for extra in re.findall(r"^(?:from|import) (transformers|peft|lightning)\b", block, re.M):
         pytest.importorskip(extra)
-    exec(compile(block, "<docs>", "exec"), {"__name__": "docs"})
+    exec(compile(block, "<docs>", "exec", dont_inherit=True), {"__name__": "docs"})  # as a user runs it
 
 
 @pytest.mark.parametrize("page", [page for page in ALL if page.stem != "CONTRIBUTING"], ids=lambda page: page.name)

@@ -27,7 +27,8 @@ from torch.utils.data import (
 
 import groupclip as gc
 import groupclip.integrations.opacus as ours
-from groupclip.integrations.opacus import BatchMemoryManager, ModuleValidator, PrivacyEngine, privacy_engine
+from groupclip.distributed.ranks import Ranks
+from groupclip.integrations.opacus import BatchMemoryManager, ModuleValidator, PrivacyEngine, arguments, privacy_engine
 from groupclip.noise import InsecureNoise
 from law import ALPHA, p_values
 
@@ -434,7 +435,7 @@ REFUSED = [
     ),
     (
         lambda: dict(data_loader=loader(batch_size=3, sampler=WeightedRandomSampler([1.0] * 30, 30))),
-        "Three ways work: weigh the losses.*largest rate.*public records",
+        "Three ways work.*weigh the losses.*largest rate.*public records",
     ),
     (lambda: dict(data_loader=loader(batch_size=3, worker_init_fn=print)), "data_loader has worker_init_fn="),
     (lambda: dict(max_grad_norm=0.0), r"thresholds=0.0: must be positive"),
@@ -461,6 +462,12 @@ def test_what_cannot_be_right_is_refused_and_nothing_is_changed(given: Callable[
         with pytest.raises((gc.PrivacyViolation, ValueError, TypeError), match=told):
             private.make_private_with_epsilon(**{**call, **options})
     private.make_private(module=model, optimizer=optimizer, data_loader=right, noise_multiplier=1.0, max_grad_norm=0.5)
+
+
+def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arguments, "ranks", lambda: Ranks(0, 2))  # what a process group of two gives
+    with pytest.raises(gc.PrivacyViolation, match=r"one of several processes.*DistributedDataParallel or fully_shard"):
+        Work()
 
 
 def test_a_stream_is_refused() -> None:

@@ -4,11 +4,11 @@ A Poisson batch varies in size, and may be empty: that is a step as well. The si
 add-or-remove adjacency it tells who is in), so nothing here prints or logs it.
 """
 
-from collections.abc import Generator, Hashable, Iterator, Sequence, Sized
+from collections.abc import Generator, Hashable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import Dataset
 
 from groupclip.distributed.ranks import Ranks, ranks
 from groupclip.errors import PrivacyViolation
@@ -19,6 +19,7 @@ from groupclip.sampling.dealt import dealt
 from groupclip.sampling.draws import drawn
 from groupclip.sampling.names import check_users
 from groupclip.sampling.readers import BySample, ByUser, Collate, InPaddedBatches, Piece, Reader
+from groupclip.sampling.tables import as_records
 from groupclip.sampling.workers import Workers, read_here, steps_read
 
 
@@ -60,7 +61,8 @@ def logical_batches(
     """Make one :class:`LogicalBatch` per planned step; iterating it yields collated micro-batches, possibly none.
 
     Args:
-        dataset: map-style (``len`` and ``[]``), with exactly ``mechanism.dataset_size`` samples (or users).
+        dataset: map-style (``len`` and ``[]``), with exactly ``mechanism.dataset_size`` samples (or users): a torch or Hugging
+            Face data set, a list or an array; or a pandas or Arrow table, whose rows are dictionaries then.
         microbatch: most samples in one micro-batch. Changes memory and speed, never the result.
         users: whose each sample is, one entry a sample; needed where ``mechanism.unit`` is "user". Micro-batches are
             then ``[U, k, ..]``: see :mod:`groupclip.sampling.users`.
@@ -69,7 +71,7 @@ def logical_batches(
         padded: yield :class:`groupclip.sampling.readers.Padded`, always as many micro-batches of exactly ``microbatch`` rows
             as hold the largest batch, so that neither shapes nor time tell its size. Needs a sampling with a largest batch.
         start: number of steps already released, when a run goes on (``engine.ledger.steps``).
-        collate: list of samples -> micro-batch; ``torch.utils.data.default_collate`` by default.
+        collate: list of samples -> micro-batch; by default ``torch.utils.data.default_collate``, and of dataclasses one dataclass.
         key: 32 bytes, for tests only: with a known key the batches are known. Steps on them are counted as those of a
             user's own sampling, and the statement says that it can't vouch for it.
         num_workers: processes that read the data set, ahead of the loop; by default the main process reads. They are told rows and
@@ -85,7 +87,8 @@ def logical_batches(
     Raises:
         ValueError: another number of samples (or users) than ``mechanism.dataset_size``; ``start`` outside [0,
             mechanism.steps]; users given for a mechanism of samples, or not given for one of users.
-        TypeError: a data set without length or index; when iterated, one that can't be sent to a worker.
+        TypeError: a data set without length or index (a stream, a path, a dictionary of columns), or a DataLoader; when iterated,
+            one that can't be sent to a worker.
     """
     workers = Workers(num_workers, prefetch)
     if isinstance(microbatch, bool) or not isinstance(microbatch, int):
@@ -100,11 +103,12 @@ def logical_batches(
         )
     if key is not None and (not isinstance(key, bytes) or len(key) != KEY_BYTES):
         raise ValueError(f"key must be {KEY_BYTES} bytes; leave it out unless this is a test")
-    size = _length(dataset)
+    records = as_records(dataset)
+    size = len(records)
     if mechanism.unit == "user":
-        reader: Reader = _by_user(dataset, size, mechanism, microbatch, collate, users, samples_per_user, padded)
+        reader: Reader = _by_user(records, size, mechanism, microbatch, collate, users, samples_per_user, padded)
     else:
-        reader = _by_sample(dataset, size, mechanism, microbatch, collate, users, samples_per_user, padded)
+        reader = _by_sample(records, size, mechanism, microbatch, collate, users, samples_per_user, padded)
     return LogicalBatches(mechanism, reader, start, key, workers)
 
 
@@ -258,17 +262,3 @@ def _by_user(
             "dataset_size=number of users, and calibrate again"
         )
     return reader
-
-
-def _length(dataset: Any) -> int:
-    if isinstance(dataset, DataLoader):
-        raise TypeError(
-            f"the data set is a DataLoader, whose {type(dataset.sampler).__name__} chooses its own batches (shuffled, in order, "
-            "weighted), while the plan's epsilon is for batches drawn here: pass loader.dataset, and drop the loader"
-        )
-    if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
-        raise TypeError(
-            f"{type(dataset).__name__} can't be Poisson-sampled: a stream has no index, and each sample has "
-            "to be drawn independently of the others; load it into a map-style data set (len and [])"
-        )
-    return len(dataset)

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
-from torch.utils.data import TensorDataset, default_collate
+from torch.utils.data import TensorDataset
 
+from groupclip.sampling.collated import collated
 from groupclip.sampling.draws import subset
 
 Collate = Callable[[list[Any]], Any]
@@ -168,7 +169,7 @@ class Fetch:
         if type(self.dataset) is TensorDataset and self.collate is None:
             # what default_collate gives for the tuples of a TensorDataset, by one index per tensor
             return [tensor[rows] for tensor in self.dataset.tensors]
-        joined = default_collate if self.collate is None else self.collate
+        joined = collated if self.collate is None else self.collate
         if isinstance(self.dataset, _FetchesMany):
             return joined(self.dataset.__getitems__(rows))
         return joined([self._item(row) for row in rows])

@@ -2,7 +2,7 @@
 
 WEIGHTED = (
     "a WeightedRandomSampler draws some records more often than others, and the same one several times in a batch, while epsilon "
-    "is for batches that hold each record once at most, at the planned rate. Three ways work: weigh the losses "
-    "(engine.backward(losses * weight[labels])); plan for the largest rate, and thin the other records out by chance; or add "
-    "public records of the rare class, which cost nothing"
+    "is for batches that hold each record once at most, at the planned rate. Three ways work (docs/data.md has each): weigh the "
+    "losses, engine.backward(losses * weight[labels]); plan for the largest rate and leave the other records out by chance, "
+    "losses * (torch.rand(len(labels)) < share[labels]); or add public records of the rare class as often as you like"
 )

@@ -25,7 +25,10 @@ __all__ = [
 ]
 
 _MODULE = "the model isn't wrapped: use it as it is. PrivacyEngine.make_private returns it, and its state_dict has no '_module.'"
-_PROCESSES = "a private step is taken by one process here: leave the wrapper out"
+_PROCESSES = (
+    "behind Opacus's names one process trains: leave the wrapper out, or use torch's DistributedDataParallel or fully_shard with "
+    "gc.attach in a loop of your own"
+)
 _SCHEDULER = (
     "noise and threshold are those that the accounting was told, and don't move: leave it out, or let gc.Adaptive move the "
     "thresholds in a loop of your own (docs/accounting.md)"

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.modules.loss import _Loss
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, WeightedRandomSampler
 
+from ...distributed.ranks import ranks
 from ...errors import PrivacyViolation
 from ...sampling.weighted import WEIGHTED
 
@@ -17,9 +18,13 @@ _log = logging.getLogger("groupclip")
 
 #: Ways of Opacus to per-sample gradients: here there is one, so what these give is the same.
 ALIKE = ("hooks", "functorch", "ew", "ghost")
+_PROCESSES = (
+    "behind Opacus's names one process trains. For several, wrap the model by DistributedDataParallel or fully_shard, and use "
+    "gc.attach in a loop of your own"
+)
 _MODES = {
-    "ghost_fsdp": "several processes don't train one model through this engine: write grad_sample_mode='ghost' on one process",
-    "ghost_tp": "several processes don't train one model through this engine: write grad_sample_mode='ghost' on one process",
+    "ghost_fsdp": f"{_PROCESSES}; on one process write grad_sample_mode='ghost'",
+    "ghost_tp": f"{_PROCESSES}; on one process write grad_sample_mode='ghost'",
     "no_op": (
         "there the user fills p.grad_sample, which nobody can check: leave it out, for per-sample gradients of any layer are "
         "computed here"
@@ -52,6 +57,8 @@ class Options:
         Raises:
             PrivacyViolation, ValueError: the message names the argument and the fix.
         """
+        if ranks() is not None:
+            raise PrivacyViolation(f"this is one of several processes, and {_PROCESSES}")
         if not self.poisson_sampling:
             raise PrivacyViolation(
                 "poisson_sampling=False keeps shuffled batches of one size, which protect less than the epsilon that is told: the "

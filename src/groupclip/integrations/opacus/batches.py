@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, default_collate
 from ...engine.engine import Engine
 from ...errors import PrivacyViolation
 from ...sampling.batches import LogicalBatch, LogicalBatches, logical_batches
+from ...sampling.tables import as_records
 
 
 class PrivateLoader:
@@ -27,6 +28,7 @@ class PrivateLoader:
     def __init__(self, loader: DataLoader[Any], engine: Engine) -> None:
         assert engine.mechanism is not None and engine.ledger is not None
         self.dataset: Any = loader.dataset
+        self._records = as_records(loader.dataset)
         self.batch_size = loader.batch_size
         self.sample_rate = engine.mechanism.sample_rate
         self.collate_fn = loader.collate_fn
@@ -78,11 +80,11 @@ class PrivateLoader:
                 "hold no sample. Let it give tensors whose first dimension is the sample, in lists, tuples or dictionaries"
             )
 
-        return tree_map(cut, self.collate_fn([self.dataset[0]]))
+        return tree_map(cut, self.collate_fn([self._records[0]]))
 
     def _draw(self, microbatch: int) -> LogicalBatches:
         collate = None if self.collate_fn is default_collate else self.collate_fn
         return logical_batches(
-            self.dataset, self._mechanism, microbatch, start=self._ledger.steps, collate=collate,
+            self._records, self._mechanism, microbatch, start=self._ledger.steps, collate=collate,
             num_workers=self.num_workers, prefetch=self._prefetch,
         )  # fmt: skip
