@@ -245,6 +245,39 @@ def test_a_step_that_fails_stays_charged_and_no_other_is_lost(tmp_path, every, m
     assert not (tmp_path / "t" / "underway").exists()
 
 
+@pytest.mark.parametrize("epsilon", [3.0, None])
+def test_an_average_is_scored_and_goes_on(tmp_path, epsilon):
+    settings = replace(PRIVATE, epsilon=epsilon, average="last:3")
+    kept, scored = [], []
+
+    def run(tell, folder):
+        ours = workload()
+
+        def keep(step, steps):
+            kept.append([p.detach().clone() for p in ours.model.parameters()])
+            tell(step, steps)
+
+        def score(model):
+            scored.append([p.detach() for p in model.parameters()])
+            return {"accuracy": 0.0}
+
+        train_cell(replace(ours, evaluate=score), experiment="t", cell={"a": 1}, settings=settings, folder=folder, tell=keep)
+
+    with pytest.raises(Enough):
+        run(stopping_at(11), tmp_path)
+    run(lambda *_: None, tmp_path)
+    assert len(kept) == 12 and len(scored) == 1  # 2 * 200 / 32 steps
+    for place, value in enumerate(scored[0]):
+        mean = torch.stack([weights[place] for weights in kept[-3:]]).mean(0)
+        torch.testing.assert_close(value.as_subclass(torch.Tensor), mean.as_subclass(torch.Tensor), rtol=0, atol=1e-12)
+
+
+def test_an_average_that_is_none_is_no_setting():
+    assert "average" not in PRIVATE.to_dict()  # of the results that are kept
+    with pytest.raises(ValueError, match="is no average of weights"):
+        replace(PRIVATE, average="swa")
+
+
 class Killed(BaseException):
     """What no handler of errors sees."""
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from groupclip.privacy.advice import MOMENTUM, STARTS, WASTE, numbers
+from groupclip.privacy.advice import MOMENTUM, OUTPUT, STARTS, WASTE, numbers
 from groupclip.privacy.mechanism import Mechanism
 
 #: (lr, momentum, clip, batch, noise multiplier, steps), as their authors state them.
@@ -79,6 +79,14 @@ def test_a_rehearsal_has_the_same_batch_over_noise():
     plan = found.mechanism
     assert batch / sigma == pytest.approx(plan.expected_batch_size / plan.noise_multiplier)
     assert batch <= plan.expected_batch_size / 15
+
+
+def test_the_outputs_of_a_linear_model_move_by_as_much_whatever_it_takes():
+    few, many = (numbers(10_000, epsilon=3.0, delta=1e-5, start="linear", inputs=n) for n in (16, 1600))
+    assert few.lr_sgd == pytest.approx(10 * many.lr_sgd, rel=0.05)
+    assert few.reach * math.sqrt(16) == pytest.approx(OUTPUT) == many.reach * math.sqrt(1600)
+    with pytest.raises(ValueError, match="inputs=16 is about a linear model"):
+        numbers(10_000, epsilon=3.0, delta=1e-5, inputs=16)
 
 
 def test_few_samples_are_taken_whole():

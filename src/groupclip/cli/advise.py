@@ -22,6 +22,7 @@ STARTS = ("linear", "scratch", "pretrained")
     show_default=True,
     help="Tell what is trained: a linear model (also on frozen features), a network from random weights, or a pretrained one.",
 )
+@click.option("--inputs", type=click.IntRange(min=1), help="Set the number of inputs of a linear model, of about unit size.")
 @click.option("--model", "name", help="Name a model of groupclip, to be told groups and samples at once; with --memory.")
 @click.option("--memory", help="Set the memory of the whole device: 12GB, 800MiB; with --model.")
 @click.option("--image-size", type=click.IntRange(min=1), help="Set the side of the images in pixels.")

@@ -86,7 +86,7 @@ class WeightAverage:
         now = list(self._now().values())
         means = list(self._means.values())
         if self.updates < self._begins:
-            torch._foreach_copy_(means, now)
+            torch._foreach_copy_(means, now)  # pyright: ignore[reportPrivateImportUsage]
             return
         self.averaged += 1
         share = 1 / self.averaged
@@ -105,7 +105,7 @@ class WeightAverage:
         again = copy.deepcopy(self._model)
         for param in again.parameters():
             if isinstance(param, PrivateParameter):  # of an attached model: without an engine it could be used for nothing
-                param.__dict__.pop("_slot", None)
+                vars(param).pop("_slot", None)
                 param.__class__ = nn.Parameter  # pyright: ignore[reportAttributeAccessIssue]
         named = dict(again.named_parameters())
         for name, value in self.weights().items():

@@ -82,9 +82,8 @@ class Advice:
             ),
             (
                 f"SGD with momentum {MOMENTUM:g} and lr {n.lr_sgd:g}, or Adam with lr {n.lr_adam:g}",
-                "the noise of all steps together then moves a weight by as much as the recipes of the literature let it "
-                f"({'0.01, for a network that was pretrained' if self.start == 'pretrained' else '0.1'}); inputs of about unit "
-                "size are assumed. If you change steps or epsilon, lr * steps follows epsilon",
+                f"the noise of all steps together then moves a weight by {n.reach:.2g}, as in recipes of the literature; inputs of "
+                "about unit size are assumed. If you change steps or epsilon, lr * steps follows epsilon",
             ),
             (
                 f"groups: {groups}",
@@ -139,13 +138,14 @@ class Advice:
 def advise(
     *, dataset_size: int, epsilon: float, delta: float | None = None, start: str = "scratch", model: nn.Module | None = None,
     example_batch: Any = None, memory: str | int | None = None, optimizer: Optimizer | None = None,
-    seconds_per_sample: float | None = None, hours: float | None = None, unit: str = "sample",
+    seconds_per_sample: float | None = None, hours: float | None = None, unit: str = "sample", inputs: int | None = None,
 ) -> Advice:  # fmt: skip
     """Say what a private training may begin with, from facts that are public: nothing here costs privacy.
 
     Args:
         dataset_size: n, taken as public. epsilon, delta: what all steps may spend; delta is min(1e-5, 1 / (2 n)) by default.
         start: "linear" (a linear model, also on frozen features), "scratch" (a network from random weights) or "pretrained".
+        inputs: of a linear model, how many numbers of about unit size it takes: the learning rate follows from it.
         model, example_batch, memory, optimizer: for the groups and the samples at once, as of :func:`groupclip.plan` (``memory``:
             of the whole device). All or none of the first three.
         seconds_per_sample, hours: the time that a sample takes, forward and backward, and the time there is. Both or none.
@@ -162,7 +162,7 @@ def advise(
     most = math.inf
     if seconds_per_sample is not None and hours is not None:
         most = positive("hours", hours) * 3600 / positive("seconds_per_sample", seconds_per_sample)
-    found = numbers(dataset_size, epsilon=epsilon, delta=delta, start=start, most_samples=most, unit=unit)
+    found = numbers(dataset_size, epsilon=epsilon, delta=delta, start=start, most_samples=most, unit=unit, inputs=inputs)
     plan = found.mechanism
     groups, microbatch = "all-layer", None
     if model is not None and memory is not None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..arguments import positive, whole
 from ..clipping.adaptive import Adaptive
+from ..engine.averages import Averaging
 from ..privacy.mechanism import Mechanism
 from ..run.optimizers import OPTIMIZERS, SCHEDULES
 
@@ -29,6 +30,8 @@ class TrainSettings:
         clipping: style of the groups, or a mapping from parameter names to groups, as for :func:`groupclip.partition`.
         clip: clip function, as for :func:`groupclip.attach`.
         thresholds: R (then ``R_m = R / sqrt(M)``), or :class:`groupclip.Adaptive`, which pays for itself.
+        average: of the weights after every step, which is scored in place of the last ones: none, or as of
+            :class:`groupclip.WeightAverage`.
         seed: of what is public: the order of batches and dropout without privacy. Never of noise or sampling.
 
     Raises:
@@ -49,6 +52,7 @@ class TrainSettings:
     clipping: str | Mapping[str, str] = "all-layer"
     clip: str = "automatic"
     thresholds: float | Adaptive = 1.0
+    average: str = "none"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -62,6 +66,8 @@ class TrainSettings:
             whole(name, getattr(self, name), least=1)
         if self.steps is not None:
             whole("steps", self.steps, least=1)
+        if self.average != "none":
+            Averaging.named(self.average)
         for name, known in (("schedule", SCHEDULES), ("optimizer", OPTIMIZERS)):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}={getattr(self, name)!r} is unknown; use one of {', '.join(known)}")
@@ -85,7 +91,8 @@ class TrainSettings:
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-able values; what wasn't given (epochs or steps) is left out."""
-        return {name: value for name, value in asdict(self).items() if value is not None or name == "epsilon"}
+        known = {name: value for name, value in asdict(self).items() if name != "average" or value != "none"}
+        return {name: value for name, value in known.items() if value is not None or name == "epsilon"}
 
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any]) -> TrainSettings:

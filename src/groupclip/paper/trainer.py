@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..engine.attach import attach
+from ..engine.averages import WeightAverage
 from ..engine.engine import Engine
 from ..partition.styles import PLANNED
 from ..privacy.mechanism import Mechanism
@@ -54,6 +55,8 @@ def train_cell(
     workload.model.to(device)
     _measure_from_here(device)
     underway = Underway(folder, experiment, cell, settings.to_dict(), checkpoint_seconds)
+    if settings.average != "none":
+        underway.average = WeightAverage(workload.model, settings.average, steps=settings.steps_on(len(workload.train)))  # type: ignore[arg-type]
     began = time.perf_counter()
     if settings.epsilon is None:
         taken, groups = _plain(workload, settings, device, tell, underway), 0
@@ -64,10 +67,11 @@ def train_cell(
         privacy, groups = _spent(engine, settings.delta, lost), len(engine.partition)
     seconds = time.perf_counter() - began
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else workload.predicted_peak
+    scored = workload.model if underway.average is None else underway.average.model()
     told = {**settings.to_dict(), "workload": dict(workload.description), "steps_timed": taken}
     result = Result(
         experiment=experiment, cell=dict(cell), settings=told, privacy=privacy, groups=groups,
-        metrics=workload.evaluate(workload.model), seconds=seconds, peak_bytes=peak, environment=environment(device),
+        metrics=workload.evaluate(scored), seconds=seconds, peak_bytes=peak, environment=environment(device),
     )  # fmt: skip
     if folder is not None:
         results.save(folder, result)
@@ -146,7 +150,9 @@ def _between(
     step: int, steps: int, tell: Tell | None, underway: Underway, updates: int, model: nn.Module, optimizer: Optimizer,
     engine: Engine | None,
 ) -> None:  # fmt: skip
-    """Tell of a step, and keep the state if it is time, if somebody asked to stop, or before the scores are taken."""
+    """Average, tell of a step, and keep the state if it is time, if somebody asked to stop, or before the scores are taken."""
+    if underway.average is not None:
+        underway.average.update()
     try:
         if tell is not None:
             tell(step, steps)

@@ -18,6 +18,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from ..engine.averages import WeightAverage
 from ..engine.engine import Engine
 from ..run import checkpoint
 from ..run.checkpoint import Progress
@@ -36,6 +37,9 @@ class Underway:
         folder, experiment, cell: as of :class:`groupclip.paper.results.Result`.
         settings: JSON-able; a state that was made with others is refused.
         seconds: between two checkpoints.
+
+    Attributes:
+        average: of the weights, kept with them; None where there is none.
     """
 
     def __init__(
@@ -50,6 +54,7 @@ class Underway:
         self._seconds, self._saved = seconds, time.monotonic()
         self._progress = Progress()
         self._journal: Journal | None = None
+        self.average: WeightAverage | None = None
 
     def restore(self, model: nn.Module, optimizer: Optimizer, engine: Engine | None) -> Progress:
         """Put the kept state into model, optimizer and engine; of a private cell the ledger counts every charged step.
@@ -73,6 +78,8 @@ class Underway:
                 engine.load_state_dict(state)
             model.load_state_dict(kept.weights)
             optimizer.load_state_dict(kept.optimizer)
+            if self.average is not None:
+                self.average.load_state_dict(kept.average)
         if engine is not None and engine.ledger is not None:
             journal.parent.mkdir(parents=True, exist_ok=True)
             self._journal = Journal(journal, engine.ledger.steps)
@@ -96,7 +103,7 @@ class Underway:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         state = {} if engine is None else engine.state_dict()
         progress = Progress(updates=updates, lost=self._progress.lost)
-        checkpoint.save(self.path, self._settings, model, optimizer, state, progress)
+        checkpoint.save(self.path, self._settings, model, optimizer, state, progress, self.average)
         self._saved = time.monotonic()
 
     def close(self) -> None:

@@ -8,8 +8,9 @@ the smallest batch that comes within a tenth of it: fewer samples a step cost le
 Where ``B / sigma`` is the same, so is the training, which is why a rehearsal on public data can be cheap (Sander et al. 2022).
 
 *The learning rate.* It is chosen so that the noise of all steps together moves a weight by 0.1 (standard deviation), or 0.01 where
-the weights were pretrained. So ``lr * T`` grows about in proportion to epsilon, the linear rule of Panda et al. 2022. The recipes
-of Tramer and Boneh 2021, De et al. 2022 and Sander et al. 2022 move a weight by 0.05 to 0.15 (docs/advise.md).
+the weights were pretrained; in a linear model with a known number of inputs, so that it moves an output by 6. So ``lr * T`` grows
+about in proportion to epsilon, the linear rule of Panda et al. 2022. The recipes of Tramer and Boneh 2021, De et al. 2022 and
+Sander et al. 2022 move a weight by 0.05 to 0.15 (docs/advise.md).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from groupclip.privacy.spent import checked_delta, default_delta
 
 #: What is trained -> steps to begin with, and the standard deviation by which noise moves a weight in all of them.
 STARTS: dict[str, tuple[int, float]] = {"linear": (200, 0.1), "scratch": (1000, 0.1), "pretrained": (300, 0.01)}
+OUTPUT = 6.0  # standard deviation by which noise moves an output of a linear model
 WASTE = 1.1  # times the least share of noise
 FEWEST = 20  # steps
 MOMENTUM = 0.9
@@ -35,6 +37,7 @@ class Numbers:
     """What a training may begin with.
 
     mechanism: the plan, calibrated.
+    reach: by how much the noise of all steps moves a weight (standard deviation).
     lr_sgd: of SGD with momentum ``MOMENTUM``, for gradients that were clipped to R in all; lr_adam: of Adam and AdamW.
     noise_share: ``sigma / (B sqrt(T))``; least_share: that of full batches.
     rehearsal: (batch, noise multiplier) of a training on PUBLIC data that goes like this one, in a fraction of the time.
@@ -46,6 +49,7 @@ class Numbers:
     noise_share: float
     least_share: float
     rehearsal: tuple[int, float]
+    reach: float
 
     @property
     def epochs(self) -> float:
@@ -55,7 +59,7 @@ class Numbers:
 
 def numbers(
     dataset_size: int, *, epsilon: float, delta: float | None = None, start: str = "scratch", threshold: float = 1.0,
-    most_samples: float = math.inf, unit: str = "sample",
+    most_samples: float = math.inf, unit: str = "sample", inputs: int | None = None,
 ) -> Numbers:  # fmt: skip
     """Choose batch, steps, noise and learning rate.
 
@@ -63,6 +67,7 @@ def numbers(
         dataset_size: n, taken as public.
         start: "linear" (a linear model, also on features of a frozen network), "scratch", or "pretrained" (fine-tuning).
         threshold: R, to which all groups together are clipped.
+        inputs: of a linear model: how many numbers of about unit size it takes; None where that isn't known.
         most_samples: that all steps together may process: the time there is, over the time a sample takes.
 
     Raises:
@@ -76,6 +81,10 @@ def numbers(
     if not most_samples >= FEWEST:
         raise ValueError(f"most_samples={most_samples:g}: there is time for fewer than {FEWEST} samples in all; give more")
     steps, reach = STARTS[start]
+    if inputs is not None:
+        if start != "linear":
+            raise ValueError(f"inputs={inputs} is about a linear model, and start={start!r}: leave it out")
+        reach = OUTPUT / math.sqrt(whole("inputs", inputs, least=1))
     whole_batch = Mechanism(dataset_size=n, expected_batch_size=n, steps=steps, sampling="full-batch", unit=unit)
     batch = _smallest(n, steps, target, delta, _sigma(whole_batch, target, delta) / (n * math.sqrt(steps)), unit)
     if batch * steps > most_samples:  # fewer steps first, down to a quarter, then smaller batches
@@ -95,6 +104,7 @@ def numbers(
         noise_share=share,
         least_share=1 / (n * accounting.gaussian_mu(target, delta)),
         rehearsal=(small, plan.noise_multiplier * small / batch),
+        reach=reach,
     )
 
 
