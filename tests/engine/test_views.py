@@ -36,21 +36,22 @@ class Pictures(nn.Module):
 
 
 def views_of(batch: int, views: int) -> tuple[Tensor, Tensor]:
-    """``[B K, ..]``, and the labels of the rows."""
+    """``[B, K, ..]``, and the labels ``[B, K]``."""
     generator = torch.Generator().manual_seed(1)
-    x = torch.randn(batch * views, 2, 4, 4, generator=generator).double()
-    return x, torch.randint(3, (batch,), generator=generator).repeat_interleave(views)
+    x = torch.randn(batch, views, 2, 4, 4, generator=generator).double()
+    return x, torch.randint(3, (batch,), generator=generator).unsqueeze(1).expand(-1, views)
 
 
 def cross_entropies(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(model(x), y, reduction="none")
+    """Shaped as the labels, ``[B, K]`` or of one sample ``[K]``."""
+    return F.cross_entropy(model(x).flatten(0, -2), y.flatten(), reduction="none").view(y.shape)
 
 
-def looped(model: nn.Module, x: Tensor, y: Tensor, views: int, groups: gc.Partition, clip: str) -> dict[str, Tensor]:
+def looped(model: nn.Module, x: Tensor, y: Tensor, groups: gc.Partition, clip: str) -> dict[str, Tensor]:
     """One sample at a time: the gradient of the mean loss of its K rows, by torch alone."""
     named = dict(model.named_parameters())
     samples = []
-    for rows, labels in zip(x.split(views), y.split(views), strict=True):
+    for rows, labels in zip(x, y, strict=True):
         loss = cross_entropies(model, rows, labels).mean()
         samples.append(dict(zip(named, torch.autograd.grad(loss, list(named.values())), strict=True)))
     return clipped(samples, {name: p.shape for name, p in named.items()}, members(groups), clip, thresholds(groups)).sums
@@ -74,7 +75,7 @@ def test_views_are_clipped_as_one(style: str, views: int, clip: str):
     model = Pictures().double()
     x, y = views_of(5, views)
     groups = gc.partition(model, style)
-    expected = looped(model, x, y, views, groups, clip)
+    expected = looped(model, x, y, groups, clip)
     engine = gc.attach(model, None, groups, None, clip=clip, thresholds=thresholds(groups), views=views)
     engine.backward(cross_entropies(model, x, y))
     for name, grad in found(model, engine).items():
@@ -94,7 +95,8 @@ def test_models_of_every_kind(entry: Entry):
         samples.append({n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(named.items(), grads, strict=True)})
     expected = clipped(samples, {n: p.shape for n, p in named.items()}, members(groups)).sums
     engine = gc.attach(model, None, groups, None, views=2)
-    engine.backward(entry.losses(model, batch))
+    apart = tuple(t.unflatten(0, (3, 2)) for t in batch)
+    engine.backward(engine.per_sample(lambda *rows: entry.losses(model, rows), *apart))
     for n, p in named.items():
         assert torch.allclose(torch.zeros_like(p) if p.grad is None else p.grad, expected[n], rtol=0, atol=1e-10), n
     engine.detach()
@@ -108,7 +110,7 @@ def test_twin_rows_clipped_one_by_one_are_something_else():
 
     def length(views: int) -> float:
         engine = gc.attach(model, None, "all-layer", None, clip="abadi", thresholds=0.01, views=views)
-        engine.backward(cross_entropies(model, x, y))
+        engine.backward(cross_entropies(model, *((x, y) if views > 1 else (x[0], y[0]))))
         sums = found(model, engine)
         return float(torch.sqrt(sum(g.square().sum() for g in sums.values())))
 
@@ -123,7 +125,7 @@ def test_the_user_may_take_the_mean_and_so_may_a_function():
     sums = []
     for losses in (
         lambda: cross_entropies(model, x, y),
-        lambda: cross_entropies(model, x, y).view(4, 3).mean(1),
+        lambda: cross_entropies(model, x, y).mean(1),
         lambda: engine.per_sample(lambda rows, labels: F.cross_entropy(model(rows), labels), x, y),
         lambda: engine.per_sample(lambda rows, labels: cross_entropies(model, rows, labels), x, y),
     ):
@@ -140,7 +142,7 @@ def test_losses_of_its_own_reduction():
     model = Pictures().double()
     x, y = views_of(4, 2)
     groups = gc.partition(model, "all-layer")
-    expected = looped(model, x, y, 2, groups, "automatic")
+    expected = looped(model, x, y, groups, "automatic")
     engine = gc.attach(model, None, groups, None, thresholds=thresholds(groups), loss_reduction="mean", views=2)
     cross_entropies(model, x, y).mean().backward()
     for name, grad in found(model, engine).items():
@@ -160,10 +162,10 @@ class Branching(nn.Module):
 
 def test_samples_on_different_paths():
     torch.manual_seed(0)
-    model, x, y = Branching().double(), torch.randn(12, 3).double(), torch.arange(12) // 2 % 2
+    model, x, y = Branching().double(), torch.randn(6, 2, 3).double(), (torch.arange(6) % 2).unsqueeze(1).expand(-1, 2)
     named = dict(model.named_parameters())
     samples = []
-    for rows, labels in zip(x.split(2), y.split(2), strict=True):
+    for rows, labels in zip(x, y, strict=True):
         grads = torch.autograd.grad(cross_entropies(model, rows, labels).mean(), list(named.values()), allow_unused=True)
         samples.append({n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(named.items(), grads, strict=True)})
     groups = gc.partition(model, "all-layer")
@@ -177,7 +179,7 @@ def test_samples_on_different_paths():
 def test_an_empty_batch_is_a_step():
     model = nn.Linear(3, 2)
     engine = gc.attach(model, None, "all-layer", None, views=4)
-    engine.backward(cross_entropies(model, torch.zeros(0, 3), torch.zeros(0, dtype=torch.long)))
+    engine.backward(cross_entropies(model, torch.zeros(0, 4, 3), torch.zeros(0, 4, dtype=torch.long)))
     assert not found(model, engine)["weight"].any()
 
 
@@ -199,8 +201,8 @@ def test_a_run_is_counted_as_drawn_by_groupclip_and_the_record_says_how_many_vie
     data = torch.utils.data.TensorDataset(torch.randn(60, 3), torch.randint(2, (60,)))
     for batch in gc.poisson_batches(data, PLAN, microbatch=16):
         for x, y in batch:
-            rows = x.repeat_interleave(8, 0) + 0.1 * torch.randn(8 * len(x), 3)
-            engine.backward(cross_entropies(model, rows, y.repeat_interleave(8)))
+            views = torch.stack([x + 0.1 * torch.randn_like(x) for _ in range(8)], 1)
+            engine.backward(cross_entropies(model, views, y.unsqueeze(1).expand(-1, 8)))
         optimizer.step()
         optimizer.zero_grad()
     record = engine.record(delta=1e-3)
@@ -243,12 +245,15 @@ def test_what_is_refused():
     with pytest.raises(ValueError, match="would add up the 4 views"):
         gc.attach(model, None, "all-layer", None, views=4, loss_reduction="sum")
     engine = gc.attach(model, None, "all-layer", None, views=4)
-    with pytest.raises(ValueError, match=r"with views=4 .* have \[6\]"):
-        model(torch.zeros(6, 3))
-    with pytest.raises(ValueError, match="losses has 3 entries, but the model was last called with 2 samples"):
-        model(torch.zeros(8, 3))
-        engine.backward(model(torch.zeros(8, 3)).sum(1)[:3])
-    with pytest.raises(GroupClipError, match="forward_on takes every row for a sample"), engine.forward_on(torch.zeros(8, 3)):
+    for shape in ((8, 3), (2, 3, 4), (4, 2, 3), (4,)):  # rows in turn, and views elsewhere, might be of several samples
+        with pytest.raises(ValueError, match=r"with views=4 every tensor is \[B, 4, \.\.\]"):
+            model(torch.zeros(*shape, 3) if len(shape) == 1 else torch.zeros(shape))
+    with pytest.raises(ValueError, match=r"the tensors have the shapes \[\(2, 4, 3\), \(2, 3\)\]"):
+        engine.per_sample(lambda x, y: x.sum() + y.sum(), torch.zeros(2, 4, 3), torch.zeros(2, 3))
+    outputs = model(torch.zeros(2, 4, 3))
+    with pytest.raises(ValueError, match="losses has 8 entries, but the model was last called with 2 samples"):
+        engine.backward(outputs.sum(2).flatten())
+    with pytest.raises(GroupClipError, match="forward_on takes every row for a sample"), engine.forward_on(torch.zeros(2, 4, 3)):
         pass
     engine.detach()
 
@@ -261,5 +266,5 @@ def test_an_output_that_has_no_rows_is_refused():
     model = Turned(3, 2)
     engine = gc.attach(model, None, "all-layer", None, views=4)
     with pytest.raises(UnsupportedOperation, match="its dimension 0 isn't the view"):
-        model(torch.zeros(8, 3))
+        model(torch.zeros(2, 4, 3))
     engine.detach()

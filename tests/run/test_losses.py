@@ -38,7 +38,7 @@ def test_the_losses_of_views_are_means(tmp_path):
     rows = views_of(images, 4, "crop-flip")
     with torch.no_grad():
         expected = [
-            F.cross_entropy(run.model(four), label.expand(4)) for four, label in zip(rows.split(4), labels, strict=True)
+            F.cross_entropy(run.model(four), label.expand(4)) for four, label in zip(rows, labels, strict=True)
         ]
     assert torch.allclose(losses.detach(), torch.stack(expected), atol=1e-6)
     run.folder.close()
@@ -53,7 +53,12 @@ def test_views_of_padded_batches_have_their_sample_s_weight(tmp_path):
 
 def test_a_baseline_sees_views_too(tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr("groupclip.run.plain.views_of", lambda x, k, how: seen.append((k, how)) or x.repeat_interleave(k, 0))
+
+    def same(x, k, how):
+        seen.append((k, how))
+        return x.unsqueeze(1).expand(-1, k, -1, -1, -1)
+
+    monkeypatch.setattr("groupclip.run.plain.views_of", same)
     request = {key: REQUEST[key] for key in ("task", "model", "steps", "batch_size", "eval_every", "device")}
     start_plain({**request, "views": 2}, tmp_path / "run").train()
     assert set(seen) == {(2, "crop")} and len(seen) == STEPS

@@ -58,8 +58,8 @@ def attach(
         noise: the source of noise; a new :class:`SecureNoise` by default. One of your own is named in the statement.
         budget: what all trainings and releases on these data may spend together. The plan's steps are set aside in it, each is
             charged before it is taken, and ``engine.detach`` frees the rest. To go on with a saved run, ``budget.reopen(name)``.
-        views: K rows in turn are views of one sample (augmentations of it): the model is called with ``[B K, ..]``, the mean of a
-            sample's K gradients is clipped once, and nothing else changes. Losses are ``[B K]``, or their means ``[B]``.
+        views: K, views of each sample (augmentations of it): the attached model is trained on ``[B, K, ..]`` and returns ``[B, K,
+            ..]``, and the mean of a sample's K gradients is clipped once. Losses are ``[B, K]``, or their means ``[B]``.
 
     Guarantee:
         each step's gradient is ``(sum_i g_i^(m) C(g_i^(m); R_m) + s_m N(0, I)) / E[batch size]`` for every group m (the

@@ -117,7 +117,7 @@ class Engine:
 
         Args:
             losses: ``[B]``, one loss per sample of the batch that the model was last called with; sample i's loss must
-                depend on sample i alone. With K views a sample also ``[B K]``, whose mean over the views is taken.
+                depend on sample i alone. With K views a sample also ``[B, K]``, whose mean over the views is taken.
             loss_scale: for float16, in which small gradients vanish: the pass is made on the losses times this number, and it
                 is taken out again before norms and clipping. A power of two changes nothing else. It must not depend on the
                 data; a sample that it makes overflow adds zero.

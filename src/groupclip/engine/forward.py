@@ -141,10 +141,10 @@ class Forward:
 
     def _run(self, function: Callable[..., Any], inputs: Inputs, arrangement: Arrangement | None = None) -> Any:
         with as_written():
-            if self._views is not None:
-                return self._views.joined(self._alone.run(self._views.over(function), inputs))
             # a model's own loss is the reduction that was declared, as it is for a batch; a function's is one for each sample
             reduction = "none" if arrangement is None else self._tape.loss_reduction
+            if self._views is not None:  # which say where the samples lie
+                return self._alone.run(self._views.over(function), inputs, None, reduction)
             return self._alone.run(function, inputs, arrangement, reduction)
 
     def _probe(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -1,8 +1,11 @@
 """Several views of each sample, clipped as one: augmentation multiplicity (De et al. 2022).
 
-The model is called with ``[B K, ..]``, the K views of a sample one after another. Each sample then runs alone as a batch of its
-own K rows. Its loss is the mean over them, so its gradient is the mean of theirs, which is clipped once: the sample adds at most
-the threshold, whatever K is. So views cost no privacy.
+The model is called with ``[B, K, ..]``, K views of each of B samples. Each sample then runs alone as a batch of its own K rows. Its
+loss is the mean over them, so its gradient is the mean of theirs, which is clipped once: the sample adds at most the threshold,
+whatever K is. So views cost no privacy.
+
+The views of a sample stand in a dimension of their own. Were they rows in turn, views in another order (``torch.cat`` of K batches)
+would mix samples in every unit, and nobody would see it.
 """
 
 from __future__ import annotations
@@ -32,29 +35,21 @@ class Views:
         self.count = whole("views", count, least=1)
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
-        """Return the inputs as ``[B, K, ..]``.
+        """Return the inputs, all of whose tensors hold samples.
 
         Raises:
-            ValueError: tensors of different lengths, or a length that K doesn't divide.
+            ValueError: a tensor that isn't ``[B, K, ..]``.
         """
-        lengths = sorted({t.shape[0] for t in tensors_in((args, kwargs)) if t.dim() > 0})
-        if len(lengths) != 1 or lengths[0] % self.count:
+        tensors = [t for t in tensors_in((args, kwargs)) if t.dim() > 0]
+        shapes = {tuple(t.shape[:2]) for t in tensors}
+        if len(shapes) != 1 or next(iter(shapes))[1:] != (self.count,):
             raise ValueError(
-                f"with views={self.count} every tensor holds the {self.count} views of each sample one after another, B * "
-                f"{self.count} rows in dimension 0, and the tensors have {lengths}: x.repeat_interleave({self.count}, 0) repeats "
-                "what is the same for all views; what isn't of the samples belongs into the model"
+                f"with views={self.count} every tensor is [B, {self.count}, ..], the views of a sample in dimension 1, and the "
+                f"tensors have the shapes {[tuple(t.shape) for t in tensors]}: torch.stack([augment(x) for _ in range("
+                f"{self.count})], 1) makes them, x.unsqueeze(1).expand(-1, {self.count}) repeats what is the same for all. What isn't "
+                "of the samples belongs into the model"
             )
-        batch, taken = lengths[0] // self.count, set[int]()
-
-        def apart(value: Any) -> Any:
-            if not isinstance(value, Tensor) or value.dim() == 0:
-                return value
-            rows = value.unflatten(0, (batch, self.count))
-            taken.add(id(rows))
-            return rows
-
-        args, kwargs = replaced((args, kwargs), apart)
-        return Inputs(args, kwargs, frozenset(taken), batch)
+        return Inputs(args, kwargs, frozenset(map(id, tensors)), tensors[0].shape[0])
 
     def over(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Make, of a function of a batch, one of ``[1, K, ..]``, which sees the views of one sample as a batch of K.
@@ -79,16 +74,11 @@ class Views:
             )
         return value.unflatten(0, (1, self.count))
 
-    def joined(self, outputs: Any) -> Any:
-        """Return outputs ``[B, K, ..]`` as ``[B K, ..]``."""
-        return replaced(outputs, _together)
-
     def means(self, losses: Tensor, batch: int) -> Tensor:
-        """Return the mean of each sample's losses, ``[B]``, of ``[B K]``; ``[B]`` and what is no loss at all stay as they are."""
-        ours = isinstance(losses, Tensor) and losses.dim() == 1 and len(losses) == batch * self.count
-        return losses.unflatten(0, (batch, self.count)).mean(1) if ours else losses
+        """Return the mean of each sample's losses, ``[B]``, of ``[B, K]``; ``[B]`` and what is no loss at all stay as they are."""
+        ours = isinstance(losses, Tensor) and losses.shape == (batch, self.count)
+        return losses.mean(1) if ours else losses
 
 
 def _together(value: Any) -> Any:
-    several = isinstance(value, Tensor) and not isinstance(value, nn.Parameter) and value.dim() > 1
-    return value.flatten(0, 1) if several else value
+    return value.flatten(0, 1) if isinstance(value, Tensor) and value.dim() > 0 else value

@@ -14,7 +14,7 @@ from .build import Trainer
 
 
 def views_of(images: Tensor, views: int, augment: str) -> Tensor:
-    """Return ``[B K, ..]``, K random views of each image: shifted by up to an eighth of its side, and mirrored if asked for."""
+    """Return ``[B, K, ..]``, K random views of each image: shifted by up to an eighth of its side, and mirrored if asked for."""
     return augmented(images, views, crop=max(1, min(images.shape[2:]) // 8), flip=augment == "crop-flip")
 
 
@@ -24,10 +24,14 @@ def unit_losses(trainer: Trainer, piece: Any) -> Tensor:
     inputs, labels = (tensor.to(trainer.device) for tensor in samples)
     if trainer.augment != "none":
         inputs = views_of(inputs, trainer.views, trainer.augment)
+        inputs = inputs if trainer.views > 1 else inputs.flatten(0, 1)
     logits = trainer.engine.model(inputs)
     if trainer.mechanism.unit == "user":  # [U, k, ..]
         losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
         return user_losses(losses.unflatten(0, labels.shape))
-    losses = F.cross_entropy(logits, labels.repeat_interleave(trainer.views), reduction="none")
-    losses = losses.unflatten(0, (len(labels), trainer.views)).mean(1)
+    if trainer.views > 1:
+        losses = F.cross_entropy(logits.flatten(0, 1), labels.repeat_interleave(trainer.views), reduction="none")
+        losses = losses.unflatten(0, (len(labels), trainer.views)).mean(1)
+    else:
+        losses = F.cross_entropy(logits, labels, reduction="none")
     return losses if weights is None else losses * weights.to(losses)

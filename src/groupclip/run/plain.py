@@ -152,7 +152,7 @@ class PlainRun:
                 optimizer.zero_grad()
                 pieces = zip(inputs.split(config.microbatch), labels.split(config.microbatch), strict=True)
                 for x, y in pieces:
-                    images = x if config.augment == "none" else views_of(x, config.views, config.augment)
+                    images = x if config.augment == "none" else views_of(x, config.views, config.augment).flatten(0, 1)
                     targets = y.repeat_interleave(config.views).to(self.device)
                     loss = F.cross_entropy(model(images.to(self.device)), targets, reduction="sum")
                     (loss / (config.views * len(labels))).backward()

@@ -10,7 +10,7 @@ from ..arguments import whole
 
 
 def augmented(images: Tensor, views: int = 1, *, crop: int = 4, flip: bool = True) -> Tensor:
-    """Return random views of images, those of one image one after another.
+    """Return random views of images.
 
     Args:
         images: ``[B, C, H, W]``.
@@ -19,7 +19,7 @@ def augmented(images: Tensor, views: int = 1, *, crop: int = 4, flip: bool = Tru
         flip: a view is mirrored, left and right, with probability one half.
 
     Returns:
-        ``[B K, C, H, W]``, drawn by torch's global generator.
+        ``[B, K, C, H, W]``, drawn by torch's global generator.
 
     Raises:
         ValueError: images of another shape, or with no more pixels than ``crop`` in height or width.
@@ -37,4 +37,5 @@ def augmented(images: Tensor, views: int = 1, *, crop: int = 4, flip: bool = Tru
     around = F.pad(images, (crop,) * 4, mode="reflect") if crop else images
     which = torch.arange(len(images), device=device).repeat_interleave(views)
     # one index for each dimension but that of the channels, which goes last and is put back
-    return around.movedim(1, 3)[which[:, None, None], rows[:, :, None], columns[:, None, :]].movedim(3, 1)
+    drawn = around.movedim(1, 3)[which[:, None, None], rows[:, :, None], columns[:, None, :]].movedim(3, 1)
+    return drawn.unflatten(0, (len(images), views))
