@@ -46,7 +46,7 @@ class Views:
             raise ValueError(
                 f"with views={self.count} every tensor is [B, {self.count}, ..], the views of a sample in dimension 1, and the "
                 f"tensors have the shapes {[tuple(t.shape) for t in tensors]}: torch.stack([augment(x) for _ in range("
-                f"{self.count})], 1) makes them, x.unsqueeze(1).expand(-1, {self.count}) repeats what is the same for all. What isn't "
+                f"{self.count})], 1) makes them, x.unsqueeze(1).expand(-1, {self.count}) repeats what all views share. What isn't "
                 "of the samples belongs into the model"
             )
         return Inputs(args, kwargs, frozenset(map(id, tensors)), tensors[0].shape[0])
