@@ -588,6 +588,28 @@ NOISE = (
         ),
     ),
     mutant(
+        "the mean over ranks of what is cut",
+        "a step releases the sum over the samples of all processes",
+        "tests/distributed/test_fsdp.py",
+        (
+            "distributed/shards.py",
+            "        torch.distributed.reduce_scatter_single(own, rows.view(-1), group=group)\n",
+            "        torch.distributed.reduce_scatter_single(own, rows.view(-1), group=group)\n        own.div_(size)\n",
+        ),
+    ),
+    mutant(
+        "copies of a shard each with noise of their own",
+        "noise is added once, whatever the number of groups or processes",
+        "tests/distributed/test_fsdp.py",
+        ("engine/together.py", "else slot.kept.peers\n", "else None\n"),
+    ),
+    mutant(
+        "a change of a shard's gradient unseen",
+        "nothing comes between the clipped sum and the noise",
+        "tests/distributed/test_fsdp.py",
+        ("engine/custody.py", "                    stands = kept.is_as_noted\n", "                    pass\n"),
+    ),
+    mutant(
         "a step that another rank refused",
         "a step is taken by all processes or by none",
         "tests/distributed/test_ddp.py",

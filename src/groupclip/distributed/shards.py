@@ -135,8 +135,8 @@ def unsharded(model: nn.Module) -> dict[int, nn.Parameter]:
         return {}
     if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
         raise UnsupportedOperation(
-            f"fully_shard of torch {torch.__version__} can't begin anew after a pass that failed (reset_iter_state): use torch 2.13, "
-            "or DistributedDataParallel"
+            f"fully_shard of torch {torch.__version__} can't begin anew after a pass that failed (reset_iter_state): use torch "
+            "2.13, or DistributedDataParallel"
         )
     from torch.distributed.fsdp import FSDPModule
 
@@ -201,7 +201,7 @@ def scattered(totals: list[tuple[Shard, Tensor]]) -> list[Tensor]:
                 row[start : start + piece.numel()].copy_(piece.reshape(-1))
             start += width
         own = torch.empty(sum(widths), dtype=dtype, device=device)
-        torch.distributed.reduce_scatter_tensor(own, rows.view(-1), group=group)
+        torch.distributed.reduce_scatter_single(own, rows.view(-1), group=group)
         for at, part in zip(places, own.split(widths), strict=True):
             piece = pieces[at][totals[at][0].place]
             found[at] = part[: piece.numel()].view(piece.shape)
