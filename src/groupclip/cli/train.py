@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -169,6 +170,7 @@ def train(
 
     console = Console(stderr=True, quiet=quiet or as_json, highlight=False)
     with arguments_at_fault(), using(_threads_at_first(threads)), Loading(console) as loading:
+        _check_alone()
         request = _request({} if config is None else run.read_yaml(config), given)
         if resume is not None:
             if out is not None and out.absolute() != resume.absolute():
@@ -190,6 +192,16 @@ def train(
         print_json({k: str(v) if isinstance(v, Path) else v for k, v in dataclasses.asdict(outcome).items()})
     else:
         _summarise(outcome)
+
+
+def _check_alone() -> None:
+    processes = os.environ.get("WORLD_SIZE", "1")  # torchrun's
+    if processes not in ("", "1"):
+        raise ValueError(
+            f"groupclip train was started as one of {processes} processes (WORLD_SIZE, as torchrun sets it), and it trains on "
+            "one: each would train a model of its own. Start it by itself, or write a loop of your own for several processes "
+            "(docs/distributed.md)"
+        )
 
 
 def _threads_at_first(asked: int | None) -> int:
