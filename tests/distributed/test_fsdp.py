@@ -107,6 +107,8 @@ def test_what_is_refused_is_refused_on_all_ranks(told: Any, size: int) -> None:
         assert "an optimizer that wasn't attached" in found["another optimizer"]
         assert "isn't what the last backward pass left there" in found["clipped again"]
         assert "engine.backward(losses)" in found["not of the losses"]
+        assert "'blocks.0.inner.weight', not clipped" in found["penalty"]
+        assert "beside the model's forward pass" in found["layer by itself"]
         assert (found["steps"], found["after"]) == (0, 1)
         assert found["plain"] and not found["trains without an engine"]
         assert "noise_multiplier=0 adds no noise" in found["clipping alone"]

@@ -122,6 +122,10 @@ def case_cut_refused(rank: Rank) -> Any:
     engine.discard()
     told["not of the losses"] = refusal(lambda: losses(model, batch).sum().backward())
     engine.discard()
+    told["penalty"] = refusal(
+        lambda: engine.backward(losses(model, batch) + model.blocks[0].inner.weight.square().sum().full_tensor())
+    )
+    told["layer by itself"] = refusal(lambda: engine.backward(losses(model, batch) + model.head.bias.sum()))
     told["steps"] = engine.ledger.steps
     engine.backward(losses(model, batch))
     optimizer.step()

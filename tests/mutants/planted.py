@@ -604,6 +604,16 @@ NOISE = (
         ("engine/together.py", "else slot.kept.peers\n", "else None\n"),
     ),
     mutant(
+        "a gradient of a shard that autograd brings",
+        "a trainable parameter is clipped and noised, or the run is refused",
+        "tests/distributed/test_fsdp.py",
+        (
+            "autograd/sharded.py",
+            "(self.param.register_hook(self.witness), self.moved.register_hook(refuse))",
+            "(self.param.register_hook(self.witness),)",
+        ),
+    ),
+    mutant(
         "a change of a shard's gradient unseen",
         "nothing comes between the clipped sum and the noise",
         "tests/distributed/test_fsdp.py",

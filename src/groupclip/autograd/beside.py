@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import PrivacyViolation
+from ..errors import PrivacyViolation, UnsupportedOperation
 from ..nested import replaced
 from ..persample.base import PerSample
 from ..persample.dense import Dense
@@ -43,6 +43,12 @@ def use_beside(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: Mapping[str
             "a parameter is used beside the model's forward pass, where its gradients are told apart by the losses of single "
             "samples, and loss.backward() has one loss only: attach with loss_reduction='none' and call "
             "engine.backward(losses), or compute it inside the model"
+        )
+    if tape.in_step:
+        raise UnsupportedOperation(
+            f"{getattr(func, '__name__', str(func))} uses a parameter beside the model's forward pass, and the model is cut over "
+            "ranks: its gradients would be told apart by a backward pass for each sample, and ranks have different numbers of samples. "
+            "Compute it inside the model"
         )
     own: dict[int, Tensor] = {}
     with natively():  # gates are no part of a transform that the user's code is in

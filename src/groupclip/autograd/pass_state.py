@@ -66,6 +66,7 @@ class Tape:
         loss_scale: what its losses are multiplied by.
         ended: the groups that ended in that backward pass.
         probing: a backward pass that books nothing is under way.
+        in_step: the parameters are cut over ranks, which make as many passes as each other.
         observer: is told how each parameter is used, or None.
         watch: gives what must be on while operations on samples of a part run (:class:`groupclip.autograd.reads.Reads`).
         own_pass: is called when a gradient of a backward pass arrives that isn't ``engine.backward``'s.
@@ -84,6 +85,7 @@ class Tape:
     loss_scale: float = 1.0
     ended: set[str] = field(default_factory=set)
     probing: bool = False
+    in_step: bool = False
     observer: Observer | None = None
     watch: Callable[[Part], AbstractContextManager[Any]] = field(default=lambda _: nullcontext())
     own_pass: Callable[[], None] | None = None

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from ..distributed.shards import Shard, scattered
+from ..errors import CoverageError
 from .slot import Left, Slot
 
 
@@ -30,7 +31,15 @@ class ShardedSlot(Slot):
     turns: Turns | None = None
 
     def hook(self) -> tuple[RemovableHandle, ...]:
-        self._handles = (self.param.register_hook(self.witness),)
+        name = self.name
+
+        def refuse(_: Tensor) -> None:
+            raise CoverageError(
+                f"a gradient reached what this rank keeps of {name!r}, not clipped: the parameter is used outside of the model's "
+                "forward pass, where it is cut over ranks (a penalty on weights, a layer called by itself). Compute it inside the model"
+            )
+
+        self._handles = (self.param.register_hook(self.witness), self.moved.register_hook(refuse))
         self.hooked = self.param._cdata
         return self._handles
 

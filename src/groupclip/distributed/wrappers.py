@@ -89,6 +89,11 @@ def check_ddp(ddp: Any) -> None:
             "DistributedDataParallel(mixed_precision=..) runs the model on copies of its parameters, which nobody clips: use "
             "torch.autocast, or fully_shard with a MixedPrecisionPolicy"
         )
+    if ddp.static_graph:
+        raise UnsupportedOperation(
+            "DistributedDataParallel(static_graph=True) counts on its own average in every pass, and groupclip sums over ranks "
+            "itself: leave static_graph out; unused parameters need nothing"
+        )
     if ddp._comm_hooks:
         raise UnsupportedOperation(
             "DistributedDataParallel has a communication hook (register_comm_hook), which would never be called: groupclip sums "

@@ -124,7 +124,7 @@ class Forward:
         """
         self._cut = cut
         self._roles.tries = self._arrangement.tries = False
-        self._alone.in_step = True
+        self._alone.in_step = self._tape.in_step = True
 
     def knows_as(self, other: Forward) -> None:
         """Take over what passes of a like model on like batches found out, with another engine."""
