@@ -14,6 +14,8 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 import groupclip as gc
 from apart import Runs, attached, drawn, linear, wrong
+from groupclip.alone.inputs import Roles
+from groupclip.errors import PrivacyViolation
 
 B = 4
 
@@ -341,3 +343,36 @@ def test_a_table_as_long_as_the_batch(function: Callable[..., Tensor], length: i
 def test_parameters_that_moving_would_take_out_of_their_domain() -> None:
     model = Runs(lambda m, x: torch.pow(m.weight, x), weight=nn.Parameter(torch.full((4,), 0.1)))
     assert wrong(model, (drawn(B, 3, 4),)) == []
+
+
+class TestWithoutTries:
+    """Where a model is cut over ranks, none may run it to find out what an input holds."""
+
+    @staticmethod
+    def read(roles: Roles, batch: int, other: int) -> bool:
+        """Whether the second of two inputs is taken for samples."""
+        first, second = torch.zeros(batch, 3), torch.zeros(other, 3)
+
+        def probe(*_: Any) -> Any:
+            raise AssertionError("the model was run")
+
+        return id(second) in roles.read((first, second), {}, probe).samples
+
+    def roles(self) -> Roles:
+        roles = Roles()
+        roles.tries = False
+        return roles
+
+    def test_what_is_as_long_as_the_batch_holds_samples(self) -> None:
+        roles = self.roles()
+        assert all(self.read(roles, batch, batch) for batch in (3, 3, 4, 1, 0))
+
+    def test_what_had_that_length_beside_another_batch_is_the_same_for_all(self) -> None:
+        roles = self.roles()
+        assert [self.read(roles, batch, 4) for batch in (3, 5, 4)] == [False, False, False]
+
+    def test_what_turns_out_not_to_follow_the_batch_is_refused(self) -> None:
+        roles = self.roles()
+        assert self.read(roles, 4, 4)
+        with pytest.raises(PrivacyViolation, match=r"tensor number 1 .* 4 rows for 3 samples"):
+            self.read(roles, 3, 4)

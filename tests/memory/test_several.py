@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import runpy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,3 +57,10 @@ def test_what_is_frozen_and_what_is_half() -> None:
     assert found.handed_over == 32 * 2 + 2 * 38 * 2 + 38 * 4
     assert under_ddp([10, 5], frozen=7, itemsize=2).handed_over == 2 * 15 * 4
     assert under_ddp([10, 5], frozen=7, itemsize=2).between_passes == 2 * (22 + 15 + 30)
+
+
+def test_the_table_of_the_page_is_of_these_formulas() -> None:
+    root = Path(__file__).parents[2]
+    scope = runpy.run_path(str(root / "benchmarks" / "distributed.py"))
+    page = (root / "docs" / "distributed.md").read_text(encoding="utf-8")
+    assert "\n".join(scope["rows"]()) in page

@@ -110,7 +110,7 @@ class Roles:
                 doubtful.append(n)
         inputs = Inputs(args, kwargs, frozenset(long - constant), batch)
         for n in doubtful:
-            if _is_constant(inputs, tensors[n], probe) if self.tries else length in self._lengths[n]:
+            if _is_constant(inputs, tensors[n], probe) if self.tries else batch in self._lengths[n]:
                 self._constant.add(n)
                 constant.add(id(tensors[n]))
                 inputs = Inputs(args, kwargs, frozenset(long - constant), batch)

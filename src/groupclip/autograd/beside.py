@@ -47,8 +47,8 @@ def use_beside(tape: Tape, func: Any, args: tuple[Any, ...], kwargs: Mapping[str
     if tape.in_step:
         raise UnsupportedOperation(
             f"{getattr(func, '__name__', str(func))} uses a parameter beside the model's forward pass, and the model is cut over "
-            "ranks: its gradients would be told apart by a backward pass for each sample, and ranks have different numbers of samples. "
-            "Compute it inside the model"
+            "ranks: its gradients would be told apart by a backward pass for each sample, and ranks have different numbers of "
+            "samples. Compute it inside the model"
         )
     own: dict[int, Tensor] = {}
     with natively():  # gates are no part of a transform that the user's code is in

@@ -36,7 +36,8 @@ class ShardedSlot(Slot):
         def refuse(_: Tensor) -> None:
             raise CoverageError(
                 f"a gradient reached what this rank keeps of {name!r}, not clipped: the parameter is used outside of the model's "
-                "forward pass, where it is cut over ranks (a penalty on weights, a layer called by itself). Compute it inside the model"
+                "forward pass, where it is cut over ranks (a penalty on weights, a layer called by itself). Compute it inside the "
+                "model"
             )
 
         self._handles = (self.param.register_hook(self.witness), self.moved.register_hook(refuse))
