@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 import ddp_cases as cases
+import ranks
 from kinds import Run
 from one_process import TOLERANCE, assert_same, expected, results
 
@@ -124,3 +126,18 @@ def test_other_wrappers_are_refused_by_name(told: Any, size: int, name: str) -> 
     for found in results(told, size, "case_wrappers"):
         assert NAMES[name] in found[name]
         assert "use torch.nn.parallel.DistributedDataParallel, or torch.distributed.fsdp.fully_shard" in found[name]
+
+
+@pytest.mark.slow
+def test_four_ranks_of_whom_two_have_a_copy_together(tmp_path: Path) -> None:
+    """False alarms 1e-6 each, of 3."""
+    found = ranks.run(4, "fsdp_cases", tmp_path, ("case_cut_in_every_way", "case_cut_noise"))
+    for style in ("all-layer", "block-wise"):
+        run = Run("net", style)
+        for rank in found:
+            assert_same(rank["case_cut_in_every_way"]["copies", run], expected(run), TOLERANCE[run.dtype])
+    noise = [rank["case_cut_noise"]["copies"] for rank in found]
+    for here, there in ((0, 2), (1, 3)):
+        assert all(torch.equal(a, b) for a, b in zip(noise[here], noise[there], strict=True))
+    for first, second in zip(noise[0], noise[1], strict=True):
+        assert is_uncorrelated(torch.cat([first, second]).double(), len(first))

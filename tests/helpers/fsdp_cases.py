@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.utils.data import TensorDataset
@@ -26,6 +26,12 @@ def cut(rank: Rank, model: nn.Module, blocks: bool = True, **how: Any) -> nn.Mod
     return fully_shard(model, **how)
 
 
+def mesh_of_copies(rank: Rank) -> DeviceMesh:
+    """Every rank has a copy of the whole; of four ranks, two have a copy together."""
+    shape = (2, 2) if rank.size == 4 else (rank.size, 1)
+    return init_device_mesh("cpu", shape, mesh_dim_names=("copies", "shards"))
+
+
 def case_cut_every_style(rank: Rank) -> Any:
     return {run: train(cut(rank, build(run.kind, run.dtype)), run) for run in EVERY_STYLE}
 
@@ -40,7 +46,7 @@ def case_cut_small_batches(rank: Rank) -> Any:
 
 def case_cut_in_every_way(rank: Rank) -> Any:
     """Whole, in blocks; put together anew in the backward pass or not; kept on the CPU; in copies (a mesh of two dimensions)."""
-    copies = init_device_mesh("cpu", (rank.size, 1), mesh_dim_names=("copies", "shards"))
+    copies = mesh_of_copies(rank)
     ways: dict[str, Any] = {
         "whole": {"blocks": False},
         "kept": {"reshard_after_forward": False},
@@ -69,7 +75,7 @@ def case_cut_mixed_precision(rank: Rank) -> Any:
 
 def case_cut_noise(rank: Rank) -> Any:
     """Gradients of zero losses: what is left is noise, of coordinates that each rank has some of; and of copies of them."""
-    copies = init_device_mesh("cpu", (rank.size, 1), mesh_dim_names=("copies", "shards"))
+    copies = mesh_of_copies(rank)
     told: dict[str, Any] = {}
     for way, how in (("cut", {}), ("copies", {"mesh": copies})):
         model = cut(rank, nn.Linear(200, 300, bias=False), blocks=False, **how)

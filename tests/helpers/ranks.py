@@ -60,9 +60,9 @@ def main(modules: str, rank: int, size: int, folder: Path, names: list[str]) -> 
             found[name] = case(Rank(rank, size, folder))
         except BaseException:
             found[name] = {"error": traceback.format_exc()}
-            if not _goes_on():
-                break
-    torch.save(found, folder / f"{rank}.pt")
+        torch.save(found, folder / f"{rank}.pt")  # at once: a case that fails may end the process
+        if isinstance(found[name], dict) and "error" in found[name] and not _goes_on():
+            break
     sys.stdout.flush()
     os._exit(0)  # at once: a group that has lost a rank waits when it is destroyed
 
