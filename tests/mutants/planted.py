@@ -1143,6 +1143,36 @@ TRAINERS = (
         "tests/integrations/test_accelerate.py",
         ("integrations/accelerate.py", "if accelerator.scaler is not None:", "if accelerator.scaler is None and False:"),
     ),
+    mutant(
+        "shuffled batches behind Opacus's names",
+        "batches that chance alone didn't choose have no epsilon",
+        "tests/integrations/test_opacus.py::test_what_cannot_be_right_is_refused_and_nothing_is_changed",
+        ("integrations/opacus/arguments.py", "if not self.poisson_sampling:", "if self.poisson_sampling is None:"),
+    ),
+    mutant(
+        "an abandoned batch in Opacus's next step",
+        "a step is on one logical batch",
+        "tests/integrations/test_opacus.py::test_an_abandoned_batch_does_not_come_into_the_next_step",
+        ("integrations/opacus/optimizer.py", "            self._engine.discard()\n", "            pass\n"),
+    ),
+    mutant(
+        "Lightning joins batches",
+        "noise comes once for each logical batch",
+        "tests/integrations/test_lightning.py::test_what_would_break_it_is_refused_with_the_fix",
+        ("integrations/lightning/checks.py", "if trainer.accumulate_grad_batches != 1:", "if trainer.accumulate_grad_batches < 1:"),
+    ),
+    mutant(
+        "Lightning logs the training loss",
+        "what is logged of the training data has noise",
+        "tests/integrations/test_lightning.py::test_what_the_step_logs_is_left_out_and_that_is_said_once",
+        ("integrations/lightning/steps.py", '_LOGGING = ("log", "log_dict")', '_LOGGING = ("log_dict",)'),
+    ),
+    mutant(
+        "a table read by its columns",
+        "an item of a data set is one record",
+        "tests/sampling/test_tables.py::test_every_record_is_one_sample",
+        ("sampling/tables.py", "return ArrowRows(dataset)", "return dataset"),
+    ),
 )
 
 MUTANTS = (*CLIPPING, *ALONE, *NOISE, *ACCOUNTING, *RUNS, *TRAINERS)
