@@ -38,9 +38,6 @@ class PrivateTraining(Callback):
         delta: at which epsilon is logged; :func:`groupclip.default_delta` of the number of records by default.
         clip, thresholds, allocation, noise: as for :func:`groupclip.attach`.
         unsafe_training_loss: log the mean training loss as ``train_loss``, which has no noise. The statement tells it.
-
-    Attributes:
-        engine: of groupclip, from the first step on: ledger, epsilon, statement. It is detached when ``fit`` ends.
     """
 
     def __init__(
@@ -63,7 +60,7 @@ class PrivateTraining(Callback):
 
     @property
     def engine(self) -> Engine:
-        """The engine. Raises PrivacyViolation before training started."""
+        """The engine: its ledger, epsilon and statement. It is detached when ``fit`` ends. PrivacyViolation before training."""
         if self._engine is None:
             raise PrivacyViolation("nothing was trained by this callback yet: call trainer.fit first")
         return self._engine

@@ -40,7 +40,7 @@ class Accountant:
 
     @property
     def history(self) -> list[tuple[float, float, int]]:
-        """(noise multiplier, sample rate, steps) of the steps that were released: one entry, or none before the first."""
+        """What was released, as noise multiplier, sample rate and number of steps; empty before the first step."""
         if self.engine is None or self.engine.ledger is None or not len(self):
             return []
         plan = self.engine.ledger.mechanism

@@ -49,10 +49,6 @@ class PrivacyEngine:
         secure_mode: noise on a grid (:class:`groupclip.HardenedNoise`), against attacks on floating point. The noise comes from
             a cryptographic source either way.
 
-    Attributes:
-        accountant: its ``get_epsilon(delta)``, ``history`` and ``len``.
-        engine: of groupclip, once something is private: ledger, statement, ``detach()``.
-
     Raises:
         ValueError: an unknown accountant, or "gdp", which is no upper bound.
     """
@@ -63,7 +59,7 @@ class PrivacyEngine:
 
     @property
     def engine(self) -> Engine:
-        """The engine. Raises PrivacyViolation before ``make_private``."""
+        """The engine of groupclip: ledger, statement, ``detach()``. PrivacyViolation before ``make_private``."""
         if self.accountant.engine is None:
             raise PrivacyViolation("nothing was made private by this PrivacyEngine yet: call make_private first")
         return self.accountant.engine
