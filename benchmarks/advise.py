@@ -24,6 +24,7 @@ from groupclip.models import build_model
 from groupclip.paper.records.build import accuracy, linear
 from groupclip.paper.records.features import Features, features
 from groupclip.paper.results import Result, find
+from groupclip.paper.scaled.summary import table
 from groupclip.paper.settings import TrainSettings
 from groupclip.paper.trainer import train_cell
 from groupclip.paper.workload import Workload
@@ -33,6 +34,8 @@ from groupclip.tasks import load_task
 EPSILON, DELTA = 3.0, 1e-5
 BATCHES, STEPS, RATES = (0.5, 1, 2), (0.5, 1), (0.25, 0.5, 1, 2)  # times what is advised; lr follows the steps
 NAME = "advise"
+DOCS = Path(__file__).parent.parent / "docs"
+MARK = "<!-- made by benchmarks/advise.py -->"
 
 
 def digits() -> tuple[Features, Features]:
@@ -134,7 +137,30 @@ def main() -> None:
             found.append({**point, "advised": advised, "accuracy": fmean(scores), "runs": scores})
             print(name, found[-1], flush=True)
         rows.append({"task": name, "start": start, "records": n, "points": found})
-    Path(__file__).parent.parent.joinpath("docs", "advise.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    kept = DOCS / "advise.json"
+    others = [row for row in json.loads(kept.read_text(encoding="utf-8")) if row["task"] not in {r["task"] for r in rows}]
+    kept.write_text(json.dumps([*others, *rows], indent=1) + "\n", encoding="utf-8")
+    page = DOCS / "advise.md"
+    page.write_text(with_table(page.read_text(encoding="utf-8"), [*others, *rows]), encoding="utf-8")
+
+
+def with_table(page: str, rows: list[dict[str, Any]]) -> str:
+    """Return the page with the table of these results between its two marks."""
+    head, _, rest = page.partition(MARK)
+    _, _, tail = rest.partition(MARK)
+    made = table(["task", "records", "as advised, %", "best of the grid, %", "worst, %", "runs a point"], lines(rows))
+    return f"{head}{MARK}\n\n{made}\n\n{MARK}{tail}"
+
+
+def lines(rows: list[dict[str, Any]]) -> Iterator[list[str]]:
+    """A line a task: mean accuracy as advised, and of the best and the worst point."""
+    for row in rows:
+        scores = [point["accuracy"] for point in row["points"]]
+        (advised,) = (point for point in row["points"] if point["advised"])
+        yield [
+            row["task"], f"{row['records']:,}", f"{advised['accuracy']:.1f}", f"{max(scores):.1f}", f"{min(scores):.1f}",
+            str(len(advised["runs"])),
+        ]  # fmt: skip
 
 
 if __name__ == "__main__":

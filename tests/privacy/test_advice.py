@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
 
+from benchmark import benchmark
 from groupclip.privacy.advice import MOMENTUM, OUTPUT, STARTS, WASTE, numbers
 from groupclip.privacy.mechanism import Mechanism
 
@@ -101,3 +103,12 @@ def test_what_is_refused():
         numbers(1000, epsilon=3.0, most_samples=5)
     with pytest.raises(ValueError, match="epsilon"):
         numbers(1000, epsilon=0.0)
+
+
+def test_the_page_has_the_table_of_its_results():
+    module = benchmark("advise")
+    page = (module.DOCS / "advise.md").read_text(encoding="utf-8")
+    rows = json.loads((module.DOCS / "advise.json").read_text(encoding="utf-8"))
+    assert rows and page == module.with_table(page, rows)
+    for row in rows:
+        assert len(row["points"]) == 24 and sum(point["advised"] for point in row["points"]) == 1

@@ -67,7 +67,7 @@ def _transfer(epsilon: float, lr: float) -> Row:
 ROWS: tuple[Row, ...] = (
     _scattering("mnist", "MNIST", "mnist.npz", 98.7, 8192, 300, 1.4, LAST_TENTH),
     _scattering("fashion-mnist", "Fashion-MNIST", "fashion_mnist.npz", 89.7, 8192, 293, 1.6),
-    _scattering("cifar10", "CIFAR-10", "cifar10.npz", 67.0, 6250, 200, 1.7, SIX_BITS),
+    _scattering("cifar10", "CIFAR-10", "cifar10.npz", 67.0, 6250, 200, 0.8, SIX_BITS),
     _transfer(1.0, 0.58),
     _transfer(2.0, 1.1),
     _transfer(3.0, 1.7),
