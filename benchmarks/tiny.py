@@ -146,12 +146,12 @@ def plain(model: nn.Module, case: Case, noise: float) -> Step:
     return step
 
 
-def grouped(model: nn.Module, case: Case, noise: float, style: str) -> Step:
+def grouped(model: nn.Module, case: Case, noise: float, style: str | gc.Partition) -> Step:
     optimizer = sgd(model)
     mechanism = gc.Mechanism(
         dataset_size=1000, expected_batch_size=len(case.labels), steps=100_000, noise_multiplier=noise
     )
-    engine = gc.attach(model, optimizer, gc.partition(model, style), mechanism, clip="abadi", thresholds=1.0)
+    engine = gc.attach(model, optimizer, style, mechanism, clip="abadi", thresholds=1.0)
 
     def step() -> None:
         engine.backward(case.losses(model))

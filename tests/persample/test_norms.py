@@ -39,11 +39,26 @@ def test_float32_is_right_at_forty_million_elements() -> None:
     assert not right(torch.linalg.vector_norm(row))
 
 
-@pytest.mark.parametrize("size", [0, 1, 7, (1 << 20) - 1, (1 << 20) + 1, 2_500_000])
+@pytest.mark.parametrize("size", [0, 1, 7, 1 << 15, 1 << 16, (1 << 16) + 256, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 2_500_000])
 def test_any_length_across_the_blocks(size: int) -> None:
     rows = torch.randn(2, size, generator=torch.Generator().manual_seed(size))
     exact = rows.double().square().sum(1)
     torch.testing.assert_close(square_sums(rows).double(), exact, rtol=3e-7, atol=0)
+
+
+@pytest.mark.parametrize("number", [1 / 3, 0.7, 1.1])
+def test_equal_terms_whose_roundings_go_the_same_way(number: float) -> None:
+    row = torch.full((2, 1 << 17), number)
+    exact = row[0].double().square().sum()
+    assert (square_sums(row).double() / exact - 1).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_long_rows_of_any_dtype(dtype: torch.dtype) -> None:
+    rows = torch.randn(2, 1 << 17, generator=torch.Generator().manual_seed(0)).to(dtype)
+    got = square_sums(rows)
+    assert got.dtype == accumulation_dtype(dtype)
+    torch.testing.assert_close(got.double(), rows.double().square().sum(1), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("shape", [(3,), (3, 4), (3, 2, 5), (3, 1, 1, 2), (0, 4), (3, 0)])

@@ -90,7 +90,8 @@ class SamplesSeen:
         """
         self._count()
         filled = [total for total in sums if total.numel()]
-        lengths = torch._foreach_norm(filled, math.inf) if filled else ()  # pyright: ignore[reportPrivateImportUsage]
+        # Twenty times as quick as the largest numbers, on the CPU; of a finite sum, it may overflow, and then these are asked.
+        lengths = torch._foreach_norm(filled, 2) if filled else ()  # pyright: ignore[reportPrivateImportUsage]
         numbers = [*self._acting.values(), *flags, *lengths]
         if not numbers:
             return 0, True, False
@@ -101,7 +102,13 @@ class SamplesSeen:
             for group in groups:
                 counts[group] += int(told.pop(0))
         flagged, lengths = told[: len(flags)], told[len(flags) :]
-        return _most(counts), all(map(math.isfinite, lengths)), any(flagged)
+        finite = all(map(math.isfinite, lengths)) or _are_finite(filled)
+        return _most(counts), finite, any(flagged)
+
+
+def _are_finite(sums: Sequence[Tensor]) -> bool:
+    largest = torch._foreach_norm(sums, math.inf)  # pyright: ignore[reportPrivateImportUsage, reportArgumentType]
+    return all(math.isfinite(float(one)) for one in largest)
 
 
 def _most(counts: Counter[str]) -> int:

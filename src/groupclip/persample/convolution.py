@@ -184,6 +184,10 @@ class Convolution(MayCancel):
             pieces.append(self.geometry.weight_gradient(few[0], few[1], shape, end - start).view(end - start, *shape))
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
+    def form(self, memory: Tensor | None) -> Tensor:
+        del memory  # convolutions take their own
+        return self.instantiate()
+
     def narrow(self, start: int, end: int) -> Convolution:
         return Convolution(self.x[start:end], self.g[start:end], self.geometry)
 

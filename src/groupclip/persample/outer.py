@@ -89,10 +89,14 @@ class Outer(MayCancel):
         return wide_product(a.t(), g) if self.inputs_first else wide_product(g.t(), a)
 
     def instantiate(self) -> Tensor:
+        return self.form(None)
+
+    def form(self, memory: Tensor | None) -> Tensor:
         a, g = self.a, self.g
         wide = accumulation_dtype(a.dtype)
-        a, g = a.to(wide), g.to(wide)
-        return torch.bmm(a.transpose(1, 2), g) if self.inputs_first else torch.bmm(g.transpose(1, 2), a)
+        left, right = (a.to(wide), g.to(wide)) if self.inputs_first else (g.to(wide), a.to(wide))
+        out = None if memory is None else memory[: self.num_samples]
+        return torch.bmm(left.transpose(1, 2), right, out=out)
 
     def narrow(self, start: int, end: int) -> Outer:
         return Outer(self.a[start:end], self.g[start:end], self.inputs_first)

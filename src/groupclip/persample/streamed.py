@@ -30,8 +30,12 @@ class Divisible(Protocol):
     def dtype(self) -> torch.dtype: ...
 
     @abstractmethod
-    def narrow(self, start: int, end: int) -> PerSample:
+    def narrow(self, start: int, end: int) -> Divisible:
         """Return the gradients of the samples ``start..end-1``."""
+
+    @abstractmethod
+    def form(self, memory: Tensor | None) -> Tensor:
+        """Return ``[B, *shape]``, in ``memory [>= B, *shape]`` if that is quicker: to get fresh memory takes time."""
 
     @abstractmethod
     def select(self, index: Tensor) -> Divisible: ...
@@ -69,12 +73,16 @@ class Streamed(PerSample):
         return f"{INSTANTIATED}, a few at once"
 
     def blocks(self) -> Iterator[tuple[slice, Dense]]:
-        """Yield consecutive samples and their gradients, until all have been."""
+        """Yield consecutive samples and their gradients, until all have been. Those of one block are valid until the next."""
         room = min(_AT_ONCE, self.num_samples * self._kept // 2)
         few = max(1, room // max(1, self._numbers))
+        memory: Tensor | None = None
         for start in range(0, max(1, self.num_samples), few):
             end = min(start + few, self.num_samples)
-            yield slice(start, end), Dense(self.whole.narrow(start, end).instantiate())
+            formed = self.whole.narrow(start, end).form(memory)
+            if memory is None:  # no later block is larger
+                memory = formed
+            yield slice(start, end), Dense(formed)
 
     def square_norms(self) -> Tensor:
         return torch.cat([grads.square_norms() for _, grads in self.blocks()])
