@@ -1,0 +1,102 @@
+"""docs/speed.md: its script measures what the page needs, and the page is made from what is kept."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from benchmark import FOLDER
+
+pytest.importorskip("opacus")
+pytest.importorskip("transformers")
+pytest.importorskip("peft")
+DOCS = FOLDER.parent / "docs"
+pytestmark = pytest.mark.filterwarnings("ignore")  # of Opacus and torch hooks, which aren't under test here
+
+
+def script(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(FOLDER))  # it imports the scripts beside it
+    return import_module(name)
+
+
+def kept() -> dict[str, Any]:
+    return json.loads((DOCS / "speed.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def page(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    return script("speed_page", monkeypatch)
+
+
+def test_the_page_is_made_from_the_figures_that_are_kept(page: ModuleType) -> None:
+    assert (DOCS / "speed.md").read_text(encoding="utf-8") == page.page(kept())
+    assert not re.search("@[A-Z_]+@", page.page(kept()))
+    other = copy.deepcopy(kept())  # the twin: a figure that changes is another page
+    other["models"]["mlp"]["ways"]["groupclip, all-layer"]["wall"]["ratio"]["median"] += 1
+    assert page.page(other) != page.page(kept())
+
+
+def test_every_model_and_size_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = script("speed", monkeypatch)
+    assert list(kept()["models"]) == list(made.CASES)
+    assert list(kept()["growth"]) == ["samples", "positions", "width", "depth"]
+    assert all(len(rows) == 4 for rows in kept()["growth"].values())
+
+
+def test_a_short_run_has_what_the_page_needs(monkeypatch: pytest.MonkeyPatch, page: ModuleType) -> None:
+    made, tiny = script("speed", monkeypatch), script("tiny", monkeypatch)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, tiny.CLASSES))
+    found = made.steps(tiny.Case("a net", net, (torch.randn(6, 8),), tiny.labels(6)), 2, made.STYLES)
+    whole = kept()["models"]["mlp"]
+    assert set(found) | {"load before", "rounds"} == set(whole)
+    assert set(found["refused"]) == {"groupclip, block-wise"}  # it has no blocks
+    plain = found["ways"]["plain"]
+    assert plain["flops over plain"] == plain["memory over plain"] == 1.0
+    for way, row in found["ways"].items():
+        assert set(row) == set(whole["ways"]["plain"])
+        assert (row["groups"] is not None) == way.startswith("groupclip"), way
+        assert row["flops over plain"] >= 1.0
+    assert found["ways"]["groupclip, all-layer"]["groups"] == 1
+    assert found["ways"]["groupclip, param-wise"]["groups"] == 6
+    assert "| groupclip, param-wise | 6 |" in page.model(found | {"load before": 0.0, "rounds": 2})
+
+
+def test_a_language_model_has_one_loss_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = script("speed", monkeypatch)
+    words = torch.randint(7, (3, 5))
+    case = made.Words("words", nn.Embedding(7, 7), (words,), words)
+    rows = [words[i : i + 1] for i in range(3)]
+    alone = torch.cat([made.Words("one", case.model, (row,), row).losses(case.model) for row in rows])
+    torch.testing.assert_close(case.losses(case.model), alone)
+
+
+def test_the_script_for_a_gpu_runs_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same path on the CPU, on a tiny model: what each way takes, and that each takes the step of single samples."""
+    made, tiny = script("gpu", monkeypatch), script("tiny", monkeypatch)
+    torch.manual_seed(0)
+    device = torch.device("cpu")
+    case = made.on(tiny.roberta(), device, half=True)
+    assert case.logits(case.model).dtype == torch.bfloat16 and case.losses(case.model).dtype == torch.float32
+    found = made.measured(case, device, 2, {"groupclip, all-layer": "all-layer"})
+    assert not found["refused"] and set(found["ways"]) == {"plain", "groupclip, all-layer", tiny.HOOKS, tiny.GHOST}
+    reads = {way: row["device reads"] for way, row in found["ways"].items()}
+    assert reads["groupclip, all-layer"] - reads["plain"] <= 1
+    monkeypatch.setattr(made, "TINY", {"mlp": tiny.mlp})
+    assert made.parity(device) == {"mlp": dict.fromkeys(tiny.OVER_ALL_LAYERS, True)}
+
+
+def test_every_workload_of_the_gpu_has_a_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made without numbers: each can be built, and names its sizes."""
+    made = script("gpu", monkeypatch)
+    with torch.device("meta"):
+        case = made.vit("vit-base", 2)
+    assert case.name == "vit-base, T=197, B=2" and case.trainable() > 100
