@@ -22,6 +22,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -97,9 +98,22 @@ def matrix_times_vector(matrix: Sequence[int], vector: Sequence[int], **_: objec
     return 2 * matrix[0] * matrix[1]
 
 
+def gradients_of_convolution(
+    grads: Sequence[int], inputs: Sequence[int], weight: Sequence[int], _bias: object, _stride: object, _padding: object,
+    _dilation: object, transposed: bool, _output_padding: object, _groups: int, asked: Sequence[bool], **_: object,
+) -> int:  # fmt: skip
+    """Each of the two takes what the convolution itself does: ``weight`` has the inputs of one group of channels alone."""
+    positions = prod((inputs if transposed else grads)[2:])
+    return sum(asked[:2]) * 2 * grads[0] * positions * prod(weight)
+
+
 def flops(run: Step) -> int:
-    """Of products with matrices, convolutions and attention, as torch counts them; it leaves out a matrix times a vector."""
-    with FlopCounterMode(display=False, custom_mapping={torch.ops.aten.mv: matrix_times_vector}) as counter:
+    """Of products with matrices, convolutions and attention, as torch counts them but for two.
+
+    It leaves out a matrix times a vector, and takes gradients of a convolution's groups for those of all channels together.
+    """
+    ours = {torch.ops.aten.mv: matrix_times_vector, torch.ops.aten.convolution_backward: gradients_of_convolution}
+    with FlopCounterMode(display=False, custom_mapping=ours) as counter:
         run()
     return counter.get_total_flops()
 

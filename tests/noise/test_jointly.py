@@ -107,4 +107,4 @@ def test_what_is_drawn_together_is_known_before(sizes: list[int]) -> None:
 
 def test_nothing_is_no_error() -> None:
     add_to_all(Ones(), [])
-    assert jointly._SMALL <= jointly._ROOM
+    assert jointly.SMALL <= jointly._ROOM

@@ -120,15 +120,15 @@ def test_rounding_makes_no_noise_smaller():
 def test_sizes_that_float32_does_not_hold_are_drawn_in_float64(std, monkeypatch):
     monkeypatch.setattr(InSingle, "normals", lambda *_: pytest.fail("drawn in float32"))
     assert not suits(std)
-    add_normals(torch.zeros(50_000), std, Keystream(new_key(), "test"))
+    add_normals([(torch.zeros(50_000), std)], Keystream(new_key(), "test"))
 
 
 def test_few_coordinates_are_drawn_in_float64_as_they_are_elsewhere():
     """A small sum gets the noise of a float64 one from the same words, rounded once; a large one has its own way."""
     for count, alike in ((1, True), (16_384, True), (16_385, False)):
         single_sum, double_sum = torch.zeros(count), torch.zeros(count, dtype=torch.float64)
-        add_normals(single_sum, 3.0, Keystream(KEY, "test"))
-        add_normals(double_sum, 3.0, Keystream(KEY, "test"))
+        add_normals([(single_sum, 3.0)], Keystream(KEY, "test"))
+        add_normals([(double_sum, 3.0)], Keystream(KEY, "test"))
         assert torch.equal(single_sum, double_sum.float()) == alike
 
 
@@ -152,6 +152,6 @@ def test_further_bits_are_never_those_of_another_chunk(monkeypatch):
     monkeypatch.setattr(normals, "SINGLE_CHUNK", 5_000)
     stream = Keystream(KEY, "test")
     for _ in range(2):
-        add_normals(torch.zeros(50_000), 1.0, stream)
+        add_normals([(torch.zeros(50_000), 1.0)], stream)
     assert len(keys) == len(set(keys)) == 20
     assert keys[0] == Keystream(KEY, "test").words(4).tobytes()

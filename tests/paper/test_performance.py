@@ -94,3 +94,13 @@ def test_what_a_library_refuses_is_written_down(monkeypatch: pytest.MonkeyPatch)
     assert all(re.match(r"\w+: .", why) and "\n" not in why for why in found["refused"].values())
     page = benchmark("performance_page")
     assert f"| {tiny.GHOST} | refuses: `" in page.model(found) and "Opacus refuses it" in page.verdict({"one": found})
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_flops_of_a_convolution(groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradients of inputs and weight take as much as the convolution each, whatever its groups."""
+    made = script("performance", monkeypatch)
+    net, x = nn.Conv2d(4, 6, 3, groups=groups, bias=False), torch.randn(2, 4, 8, 8, requires_grad=True)
+    once = 2 * 2 * 36 * 6 * (4 // groups) * 9  # two a multiplication and addition, of 2 images of 6 x 6 pixels
+    assert made.flops(lambda: net(x.detach()).sum().backward()) == 2 * once
+    assert made.flops(lambda: net(x).sum().backward()) == 3 * once

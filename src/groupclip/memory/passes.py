@@ -19,7 +19,7 @@ from ..engine.attach import attach
 from ..engine.engine import Engine
 from ..engine.forward import Forward
 from ..nested import tensors_in
-from ..noise.jointly import together_at_most
+from ..noise.jointly import SMALL, together_at_most
 from ..noise.normals import workspace_bytes
 from ..partition.choose import partition
 from ..partition.groups import Partition
@@ -140,8 +140,10 @@ def _noise_bytes(model: nn.Module, dtype: torch.dtype) -> int:
     """Return the most that noise on sums of this type holds beside them."""
     sizes = [p.numel() for p in model.parameters() if p.requires_grad and _of_sum(p) == dtype]
     together = together_at_most(sizes)
-    alone = max(workspace_bytes(size, dtype) for size in set(sizes))  # a smaller one may take more
-    return max(alone, workspace_bytes(together, dtype) + together * dtype.itemsize)
+    large, small = [size for size in sizes if size > SMALL], [size for size in sizes if size <= SMALL]
+    alone = workspace_bytes([max(small)], dtype) if small else 0
+    copied = workspace_bytes([together], dtype) + together * dtype.itemsize if together else 0
+    return max(workspace_bytes(large, dtype), alone, copied)
 
 
 def optimizer_bytes(model: nn.Module, optimizer: Optimizer | None) -> tuple[int, int]:

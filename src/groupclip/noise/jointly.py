@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ..packing import by_room
-from .sources import NoiseSource
+from .sources import NoiseSource, StreamNoise
 
-_SMALL = 1 << 14  # coordinates; a draw costs as much as these before it has drawn anything
+SMALL = 1 << 14  # coordinates; a draw costs as much as these before it has drawn anything
 _ROOM = 1 << 16  # coordinates that are copied together at most
 
 
@@ -22,10 +22,16 @@ def add_to_all(noise: NoiseSource, sums: Sequence[tuple[Tensor, float]]) -> None
         sums: tensors, each with its standard deviation.
     """
     alike: dict[tuple[float, torch.dtype, torch.device], list[Tensor]] = {}
+    large: list[tuple[Tensor, float]] = []
     for tensor, std in sums:
-        if tensor.numel() <= _SMALL and tensor.layout == torch.strided and tensor.is_contiguous():
+        if tensor.numel() <= SMALL and tensor.layout == torch.strided and tensor.is_contiguous():
             alike.setdefault((std, tensor.dtype, tensor.device), []).append(tensor)
         else:
+            large.append((tensor, std))
+    if isinstance(noise, StreamNoise):  # a source of the user's own has no more than add_
+        noise.add_to_each_(large)
+    else:
+        for tensor, std in large:
             noise.add_(tensor, std)
     for (std, _, _), tensors in alike.items():
         for few in by_room(tensors, Tensor.numel, _ROOM):
@@ -40,5 +46,5 @@ def add_to_all(noise: NoiseSource, sums: Sequence[tuple[Tensor, float]]) -> None
 
 def together_at_most(sizes: Iterable[int]) -> int:
     """Return how many coordinates of small tensors of these sizes are copied and drawn in one; 0 where none are."""
-    draws = by_room([size for size in sizes if size <= _SMALL], int, _ROOM)
+    draws = by_room([size for size in sizes if size <= SMALL], int, _ROOM)
     return max((sum(few) for few in draws if len(few) > 1), default=0)

@@ -1,10 +1,11 @@
-"""Gaussian noise added to a tensor chunk by chunk, in threads where NumPy computes it, which has none of its own."""
+"""Gaussian noise added to tensors chunk by chunk, in threads where NumPy computes it, which has none of its own."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from typing import Protocol
 
 import numpy as np
@@ -32,29 +33,34 @@ class Stream(Protocol):
         ...
 
 
-def add_normals(tensor: Tensor, std: float, stream: Stream) -> None:
-    """Adds independent ``N(0, std^2)`` to every coordinate, in place: each sum is rounded once.
+def add_normals(sums: Sequence[tuple[Tensor, float]], stream: Stream) -> None:
+    """Adds independent ``N(0, std^2)`` to every coordinate of every tensor, in place: each sum is rounded once.
 
     To float32 in memory that NumPy reaches, if it isn't small, normals of :mod:`groupclip.noise.single` are added; to all else
     those of :mod:`groupclip.noise.boxmuller`, of which each sum is formed in float64 and cast last.
 
-    The same words give the same noise, whatever the number of threads: as many as torch has on the CPU, four at most. After an
-    exception some coordinates have noise and others not, and no thread goes on.
+    The same words give the same noise, whatever the number of threads (as many as torch has on the CPU, four at most), and
+    whether tensors come together or one after another; together they share threads and memory. After an exception some
+    coordinates have noise and others not, and no thread goes on.
 
     Args:
-        tensor: not empty, of a real floating-point type, on the CPU or any device that takes a copy.
-        std: standard deviation.
+        sums: tensors, each with its standard deviation: not empty, of a real floating-point type, on the CPU or any device that
+            takes a copy.
         stream: is read by one thread at a time, in the order of the coordinates.
     """
-    kind = _kind(tensor, std)
-    chunk = _chunk(kind is InSingle)
-    threads = 1 if kind is InTorch else _threads(tensor.numel(), chunk)
-    workspaces = [kind(min(tensor.numel(), chunk)) for _ in range(threads)]
+    for kind, alike in groupby(sums, lambda one: _kind(*one)):
+        _add_alike(kind, list(alike), stream)
+
+
+def _add_alike(kind: type[InSingle | InNumPy | InTorch], sums: Sequence[tuple[Tensor, float]], stream: Stream) -> None:
+    chunk, sizes = _chunk(kind is InSingle), [tensor.numel() for tensor, _ in sums]
+    threads = 1 if kind is InTorch else _threads(sum(sizes), chunk)
+    workspaces = [kind(min(max(sizes), chunk)) for _ in range(threads)]
     if kind is not InTorch:
-        torch.autograd.graph.increment_version(tensor)  # NumPy writes behind autograd's back
-    left = pieces(tensor.detach(), chunk)
+        torch.autograd.graph.increment_version([tensor for tensor, _ in sums])  # NumPy writes behind autograd's back
+    left = ((piece, std) for tensor, std in sums for piece in pieces(tensor.detach(), chunk))
     if threads == 1:
-        for piece in left:
+        for piece, std in left:
             stream.fill(workspaces[0].needed(piece.numel()))
             workspaces[0].add(piece, std)
         return
@@ -64,7 +70,7 @@ def add_normals(tensor: Tensor, std: float, stream: Stream) -> None:
         try:
             while not stop.is_set():
                 with turn:
-                    piece = next(left, None)
+                    piece, std = next(left, (None, 0.0))
                     if piece is None:
                         return
                     stream.fill(workspace.needed(piece.numel()))
@@ -108,12 +114,16 @@ def _helpers(
         raise errors.pop()
 
 
-def workspace_bytes(count: int, dtype: torch.dtype) -> int:
-    """Return what the workspaces for a tensor of ``count`` coordinates of this type take, at most."""
-    single = dtype == torch.float32 and count > _FEW
-    chunk = _chunk(single)
-    size = min(count, chunk)
-    return _threads(count, chunk) * (bytes_for(size) if single else 16 * (size + size % 2))
+def workspace_bytes(sizes: Sequence[int], dtype: torch.dtype) -> int:
+    """Return what the workspaces for tensors of so many coordinates of this type take, at most, where they get noise together."""
+    found = 0
+    for single in (True, False):
+        alike = [size for size in sizes if (dtype == torch.float32 and size > _FEW) == single]
+        if alike:
+            chunk = _chunk(single)
+            size = min(max(alike), chunk)
+            found = max(found, _threads(sum(alike), chunk) * (bytes_for(size) if single else 16 * (size + size % 2)))
+    return found
 
 
 def _kind(tensor: Tensor, std: float) -> type[InSingle] | type[InNumPy] | type[InTorch]:

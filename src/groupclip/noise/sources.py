@@ -8,6 +8,8 @@ neighbour.
 """
 
 import math
+from collections.abc import Sequence
+from itertools import groupby
 from typing import NoReturn, Protocol, runtime_checkable
 
 import torch
@@ -34,7 +36,7 @@ class NoiseSource(Protocol):
         ...
 
 
-class _StreamNoise:
+class StreamNoise:
     """Gaussian noise from two keyed streams: one of normals (CPU), one of generator states (CUDA)."""
 
     def __init__(self, key: bytes) -> None:
@@ -58,14 +60,20 @@ class _StreamNoise:
             ValueError: ``std`` is negative or not finite, or coordinates of the tensor share memory.
             TypeError: the tensor is sparse or not of a real floating-point type.
         """
-        check_target(tensor, std)
-        if std == 0 or tensor.numel() == 0:
-            return
+        self.add_to_each_([(tensor, std)])
+
+    def add_to_each_(self, sums: Sequence[tuple[Tensor, float]]) -> None:
+        """Adds noise to every tensor, of its own standard deviation: what :meth:`add_` does on one after another, and sooner."""
+        for tensor, std in sums:
+            check_target(tensor, std)
+        filled = [(tensor, std) for tensor, std in sums if std != 0 and tensor.numel() != 0]
         with torch.no_grad():
-            if tensor.device.type == "cuda":
-                self._add_on_cuda(tensor, std)
-            else:
-                add_normals(tensor, std, self._normals)
+            for on_cuda, alike in groupby(filled, lambda one: one[0].device.type == "cuda"):
+                if on_cuda:
+                    for tensor, std in alike:
+                        self._add_on_cuda(tensor, std)
+                else:
+                    add_normals(list(alike), self._normals)
 
     def _add_on_cuda(self, tensor: Tensor, std: float) -> None:
         generator = torch.Generator(tensor.device)
@@ -80,7 +88,7 @@ class _StreamNoise:
         refuse_copy(self)
 
 
-class SecureNoise(_StreamNoise):
+class SecureNoise(StreamNoise):
     """Noise under a secret 256-bit key: the source of every private run.
 
     Guarantee: each call and each chunk uses stream positions that were never used before and never
@@ -109,7 +117,7 @@ class SecureNoise(_StreamNoise):
         return "SecureNoise()"
 
 
-class InsecureNoise(_StreamNoise):
+class InsecureNoise(StreamNoise):
     """The same noise under a key made from a number: for tests and debugging ONLY.
 
     Whoever guesses the seed subtracts the noise, so no epsilon may be claimed. The same seed and the
