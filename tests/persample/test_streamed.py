@@ -232,3 +232,18 @@ def test_terms_that_cancel_are_told_without_gram_matrices() -> None:
     assert isinstance(found, Convolution) and found._streams
     found.square_norms()
     assert found._cancelling is not None and found._cancelling.tolist() == [False, True]
+
+
+@pytest.mark.parametrize("pixels", [1, 6])
+@pytest.mark.parametrize("dims", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_channels_that_lie_last_in_memory(dims: int, pixels: int, dtype: torch.dtype) -> None:
+    """Torch's kernels refuse the layout that they would give such gradients."""
+    x = torch.randn(5, 1, *[pixels] * dims, 3, dtype=dtype).movedim(-1, 2)
+    g = torch.randn(5, 1, *[pixels] * dims, 4, dtype=dtype).movedim(-1, 2)
+    geometry = Geometry((3,) * dims, (1,) * dims, (1,) * dims, (1,) * dims, 1)
+    want = Convolution(x.contiguous(), g.contiguous(), geometry)
+    got = Convolution(x, g, geometry)
+    torch.testing.assert_close(got.instantiate(), want.instantiate())
+    factors = torch.rand(5, dtype=dtype)
+    torch.testing.assert_close(got.weighted_sum(factors), want.weighted_sum(factors))

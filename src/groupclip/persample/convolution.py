@@ -68,6 +68,8 @@ class Geometry:
             x: ``[K, samples * C, *pixels]``; g: ``[K, samples * p, *out]``. Samples are groups of channels: nothing is unfolded.
         """
         stride, padding, dilation = list(self.stride), list(self.padding), list(self.dilation)
+        # Of other strides, of dimensions of size 1 too, torch makes gradients that its own kernels refuse.
+        x, g = (t.contiguous().view(-1).view(t.shape) for t in (x, g))
         _, weight, _ = torch.ops.aten.convolution_backward(
             g, x, x.new_empty(samples * shape[0], *shape[1:]), None, stride, padding, dilation,
             False, [0] * len(self.kernel), samples * self.groups, [False, True, False],
