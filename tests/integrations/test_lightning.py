@@ -141,6 +141,16 @@ def test_bf16_is_the_own_loop_under_autocast(kind: type[Module], tmp_path: Path)
     assert max(float((found[name] - exact[name]).abs().max()) for name in exact) > 1e-5
 
 
+def test_a_step_without_an_index_is_the_same(tmp_path: Path) -> None:
+    class Short(Module):
+        def training_step(self, batch: Any) -> dict[str, Tensor]:
+            return {"loss": F.cross_entropy(self.net(batch[0]), batch[1])}
+
+    module = Short()
+    trainer(tmp_path, private()).fit(module, PrivateBatches(records(), PLAN, 4, key=KEY))
+    assert equal(module.state_dict(), own_loop())
+
+
 def test_without_noise_it_is_the_plain_trainer(tmp_path: Path) -> None:
     """Every record in every batch, thresholds that clip nothing: as Lightning without the callback, three steps."""
     plan = gc.Mechanism(dataset_size=30, expected_batch_size=30, steps=3, noise_multiplier=0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -45,6 +46,7 @@ class PrivateModule:
         self._trainer, self._module, self._engine, self._looks = trainer, module, engine, looks
         self._total = torch.zeros(())
         self._own_step = module.training_step
+        self._takes_index = len(inspect.signature(module.training_step).parameters) > 1  # as Lightning decides it
         self._batch: tuple[Step, int] | None = None
         self._said: set[str] = set()
         self._before = {name: vars(module)[name] for name in _REPLACED if name in vars(module)}
@@ -114,7 +116,7 @@ class PrivateModule:
         before = {name: own[name] for name in _LOGGING if name in own}
         own.update(dict.fromkeys(_LOGGING, self._not_logged))
         try:
-            return self._own_step(batch, batch_idx)
+            return self._own_step(batch, batch_idx) if self._takes_index else self._own_step(batch)
         finally:
             for name in _LOGGING:
                 del own[name]
