@@ -83,3 +83,14 @@ def test_workers_read_the_parts(told: Any, size: int) -> None:
         assert len({len(part) for part in parts}) == 1
         rows = [row for part in parts for micro in part for row in micro]
         assert len(set(rows)) == len(rows)
+
+
+@pytest.mark.parametrize("way", ["whole", "cut"])
+@pytest.mark.parametrize("size", SIZES)
+def test_thresholds_move_by_all_samples(told: Any, size: int, way: str) -> None:
+    want = other_cases.moved(kinds.build("net", torch.float64))
+    assert want[0] != want[2]
+    first, *others = results(told, size, "case_adaptive")
+    assert all(other == first for other in others)
+    for mine, one in zip(first[way], want, strict=True):
+        assert mine == pytest.approx(one, rel=1e-6)

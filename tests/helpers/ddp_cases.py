@@ -185,7 +185,7 @@ def case_refused_at_attach(rank: Rank) -> Any:
         "one rank": refusal(lambda: attach(clip="automatic" if rank.rank else "abadi")),
         "key": refusal(lambda: attach(source=SecureNoise(bytes(32)))),
         "own noise": refusal(lambda: attach(source=Silent())),
-        "adaptive": refusal(lambda: attach(thresholds=gc.Adaptive())),
+        "large": refusal(lambda: attach(thresholds=1e38)),
         "hook": refusal(lambda: attach(hooked)),
         "part": refusal(lambda: attach(part)),
     }

@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 import groupclip as gc
 import kinds
-from ddp_cases import SIZE, plan, private, refusal, train
+from ddp_cases import KEY, SIZE, plan, private, refusal, train
 from fsdp_cases import cut
 from groupclip.distributed import release
 from groupclip.noise.sources import InsecureNoise
@@ -131,6 +131,31 @@ def case_one_rank_begins_its_batch_again(rank: Rank) -> Any:
     told = engine.ledger.steps_by_sampler
     engine.detach()
     return {"steps": told}
+
+
+def case_adaptive(rank: Rank) -> Any:
+    """Thresholds that move by a noisy count of all ranks' samples."""
+    told: dict[str, Any] = {}
+    for way in ("whole", "cut"):
+        model = build("net", torch.float64)
+        model = DistributedDataParallel(model) if way == "whole" else cut(rank, model)
+        told[way] = moved(model)
+    return told
+
+
+def moved(model: nn.Module) -> list[dict[str, float]]:
+    """The thresholds after each of three steps, which so little noise moves by 1e-6 at most."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    engine = gc.attach(model, optimizer, "uniform:2", plan(1e-9, steps=3), thresholds=gc.Adaptive())
+    found = []
+    for batch in gc.poisson_batches(kinds.data("net", torch.float64), plan(1e-9, steps=3), 2, key=KEY):
+        for micro in batch:
+            engine.backward(losses(model, micro))
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(dict(engine.thresholds))
+    engine.detach()
+    return found
 
 
 def case_workers(rank: Rank) -> Any:

@@ -632,6 +632,12 @@ NOISE = (
         ("sampling/dealt.py", "plan(drawn[rank :: ranks.size])", "plan(drawn)"),
     ),
     mutant(
+        "each rank moves the thresholds by its own samples",
+        "a step is taken by all processes or by none",
+        "tests/distributed/test_others.py",
+        ("engine/step.py", "        self._amounts.shared_by(self._together)\n", ""),
+    ),
+    mutant(
         "a part of a batch left out on another rank",
         "no epsilon is told for batches that chance alone didn't choose",
         "tests/distributed/test_ddp.py",

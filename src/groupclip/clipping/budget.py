@@ -100,6 +100,10 @@ class GroupNoise:
         if self._counts:
             self._counts.discard()
 
+    def shared_by(self, noise: NoiseSource) -> None:
+        """Release what moves the thresholds by ``noise``, which sums over several processes first."""
+        self._noise = noise
+
     def advance(self, expected_batch_size: float) -> None:
         """Once a step, after its noise was added: release what moves the thresholds, and move them."""
         if self._counts:

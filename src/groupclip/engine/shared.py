@@ -71,10 +71,11 @@ def shared_training(
         return None
 
     def check() -> NoiseSource:
-        if amounts.moves:
+        largest = max(amounts.thresholds.values()) * mechanism.dataset_size
+        if largest > torch.finfo(torch.float32).max:
             raise UnsupportedOperation(
-                "Adaptive thresholds under several processes: each rank would move them by the norms of its own samples. Give the "
-                "thresholds (gc.public_thresholds finds some on public data)"
+                f"thresholds that sum to {largest:.3g} over the data set: sums of ranks that are finite may have one that isn't. "
+                "Give smaller thresholds"
             )
         if budget is not None:
             raise UnsupportedOperation(

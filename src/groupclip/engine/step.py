@@ -66,6 +66,7 @@ class PrivateStep:
         assert self._ledger is not None and self._owner is not None
         self._owner.training = training
         self._together = Together(ranks, self._ledger, self._owner, self._amounts, self._slots, self._noise)
+        self._amounts.shared_by(self._together)
         self._custody.averaged = False
         self._turns = turns
 
@@ -152,6 +153,7 @@ class PrivateStep:
         if self._together is None:
             found = self._checked(optimizer, args, kwargs)
         else:
+            check_ranks(self._together.ranks)  # or nobody can be asked
             found = self._together.check(partial(self._checked, optimizer, args, kwargs))
         if self._ledger is not None and self._owner is not None:
             # Counted first: whatever interrupts what follows, no noise is added that isn't counted.

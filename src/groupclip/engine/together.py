@@ -30,13 +30,16 @@ class Together:
         ranks: of the training.
         ledger, owner, amounts, slots: of the engine.
         noise: of this rank; it draws for the coordinates that the rank owns.
+
+    Attributes:
+        secure: no seed reproduces the noise.
     """
 
     def __init__(
         self, ranks: Ranks, ledger: Ledger, owner: Owner, amounts: GroupNoise, slots: Sequence[Slot], noise: NoiseSource
     ) -> None:
         self.ranks, self._ledger, self._owner, self._amounts, self._slots = ranks, ledger, owner, amounts, slots
-        self._noise = noise
+        self._noise, self.secure = noise, noise.secure
 
     def check(self, act: Callable[[], T]) -> T:
         """Return what ``act``, which checks a step, returns, where it returns on all ranks and they are at the same step."""
@@ -63,6 +66,10 @@ class Together:
         told = {"own": own, "run": batch.run.public_name if batch else "", "step": batch.step if batch else -1}
         everybody = self.ranks.exchange(told)
         return own and all(other == told for other in everybody)
+
+    def add_(self, tensor: Tensor, std: float) -> None:
+        """Put the sum over all ranks into the tensor, and noise on it, once."""
+        release(self.ranks, [(tensor, std)], self._noise.add_)
 
     def release(self, sums: Sequence[tuple[Slot, Tensor, float]], expected_batch_size: float) -> None:
         """Put the private gradient of all ranks' samples into the place of each sum: summed, with noise, divided.
