@@ -9,28 +9,17 @@ import pytest
 import torch
 
 import kinds
-import ranks
 import resume_cases
 from ddp_cases import KEY
+from one_process import results
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # one process reads the same files
 
 
-@pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, list[dict[str, Any]]]]:
-    folder = tmp_path_factory.mktemp("goes-on")
-    found = {}
+def test_weights_are_those_of_one_process(told: Any, folder_of_ranks: Path, tmp_path: Path) -> None:
     for size in (3, 2):
-        (folder / str(size)).mkdir()
-        found[size] = ranks.run(size, "resume_cases", folder / str(size))
-    return folder, found
-
-
-def test_weights_are_those_of_one_process(told: Any, tmp_path: Path) -> None:
-    folder, found = told
-    for size in (3, 2):
-        assert all("error" not in rank["case_goes_on"] for rank in found[size]), found[size][0]["case_goes_on"]
-    last = resume_cases.go_on(kinds.build("net", torch.float64), folder / "known", KEY)
+        results(told, size, "case_goes_on")
+    last = resume_cases.go_on(kinds.build("net", torch.float64), folder_of_ranks / "known", KEY)
     for _ in range(resume_cases.STEPS):
         alone = resume_cases.go_on(kinds.build("net", torch.float64), tmp_path, KEY)
     for name, weight in alone["weights"].items():
@@ -38,11 +27,10 @@ def test_weights_are_those_of_one_process(told: Any, tmp_path: Path) -> None:
     assert last["state"]["ledger"]["steps"] == {"groupclip": 0, "user": 3}  # batches under a known key
 
 
-def test_the_ledger_goes_on(told: Any) -> None:
-    folder, found = told
+def test_the_ledger_goes_on(told: Any, folder_of_ranks: Path) -> None:
     for steps, size in ((1, 3), (2, 2)):
-        states = [rank["case_goes_on_in_secret"]["state"] for rank in found[size]]
+        states = [found["state"] for found in results(told, size, "case_goes_on_in_secret")]
         assert all(state == states[0] for state in states)
         assert states[0]["ledger"]["steps"] == {"groupclip": steps, "user": 0}
-    last = resume_cases.go_on(kinds.build("net", torch.float64), folder / "secret", None)
+    last = resume_cases.go_on(kinds.build("net", torch.float64), folder_of_ranks / "secret", None)
     assert last["state"]["ledger"]["steps"] == {"groupclip": 3, "user": 0}

@@ -1,4 +1,4 @@
-"""Bytes that ranks hold and hand over: cases of ``tests/memory/test_several.py``, run by ``ranks.py``."""
+"""Bytes that ranks hold and hand over: cases of ``tests/distributed/test_bytes.py``, run by ``ranks.py``."""
 
 from __future__ import annotations
 
