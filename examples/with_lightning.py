@@ -1,6 +1,8 @@
-"""Train a small classifier on scikit-learn's digits with Lightning, privately: python examples/with_lightning.py --epsilon 3
+"""Train on scikit-learn's digits with Lightning, privately.
 
-What differs from a plain program is four lines: the plan, the loader, the callback, and the statement.
+    python examples/with_lightning.py --epsilon 3
+
+What differs from a plain program: the plan, the loader, the callback, and the statement. Needs: pip install -e ".[cli,lightning]"
 """
 
 from __future__ import annotations
@@ -42,9 +44,9 @@ class Digits(lightning.LightningModule):
 
 def main(arguments: Sequence[str] | None = None) -> gc.Engine:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epsilon", type=float, default=3.0)
+    parser.add_argument("--epsilon", type=float, default=3.0, help="What the whole run may spend.")
     parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--batch-size", type=int, default=256, help="on average")
+    parser.add_argument("--batch-size", type=int, default=256, help="EXPECTED size of a batch.")
     parser.add_argument("--out", type=Path, default=Path("runs/lightning"))
     args = parser.parse_args(arguments)
 

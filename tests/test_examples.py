@@ -16,6 +16,7 @@ import groupclip as gc
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
+NAMES = ("own_loop", "huggingface", "images", "trainer", "with_accelerate", "with_lightning", "with_opacus")
 
 
 def example(name: str) -> ModuleType:
@@ -39,16 +40,16 @@ def published(out: Path, epsilon: float) -> dict[str, object]:
 
 
 def test_every_example_has_a_test_and_is_in_the_readme() -> None:
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {"own_loop", "huggingface", "images", "trainer", "with_lightning"}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(NAMES)
     assert "(examples)" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", ["own_loop", "huggingface", "images", "trainer", "with_lightning"])
+@pytest.mark.parametrize("name", NAMES)
 def test_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     if name in ("huggingface", "trainer"):
         pytest.importorskip("transformers")
-    if name == "with_lightning":
-        pytest.importorskip("lightning")
+    if name in ("with_lightning", "with_accelerate"):
+        pytest.importorskip(name.removeprefix("with_"))
     with pytest.raises(SystemExit) as ended:
         example(name).main(["--help"])
     assert ended.value.code == 0
@@ -149,6 +150,31 @@ def test_lightning_trains_on_digits(tmp_path: Path, capsys: pytest.CaptureFixtur
     engine = example("with_lightning").main(["--epochs", "4", "--out", str(tmp_path / "out")])
     assert engine.ledger.steps_by_sampler == {"groupclip": 24, "user": 0}
     assert 0 < engine.epsilon(delta=1e-5) <= 3.0
+    told = capsys.readouterr().out
+    assert float(told.split("accuracy ")[1].split(" %")[0]) > 30  # 10 % by guessing; seen: over 50 %
+    assert "epsilon = 3.00" in told
+
+
+def test_a_program_for_opacus_trains_on_digits(capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
+    assert len((EXAMPLES / "with_opacus.py").read_text(encoding="utf-8").splitlines()) < 80
+    engine = example("with_opacus").main(["--epochs", "4"]).engine
+    assert engine.ledger.steps_by_sampler == {"groupclip": 24, "user": 0}
+    told = capsys.readouterr().out
+    assert float(told.split("accuracy ")[1].split(" %")[0]) > 30  # 10 % by guessing; seen: over 60 %
+    assert "epsilon 3.00" in told and "epsilon = 3.00" in told
+    engine.detach()
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_accelerate_trains_on_digits(precision: str, capsys: pytest.CaptureFixture[str]) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    torch.manual_seed(0)
+    accelerate.state.AcceleratorState._reset_state(True)
+    assert len((EXAMPLES / "with_accelerate.py").read_text(encoding="utf-8").splitlines()) < 80
+    engine = example("with_accelerate").main(["--steps", "24", "--precision", precision])
+    accelerate.state.AcceleratorState._reset_state(True)
+    assert engine.ledger.steps_by_sampler == {"groupclip": 24, "user": 0}
     told = capsys.readouterr().out
     assert float(told.split("accuracy ")[1].split(" %")[0]) > 30  # 10 % by guessing; seen: over 50 %
     assert "epsilon = 3.00" in told
