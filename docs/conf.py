@@ -33,6 +33,15 @@ def _unlink(app: Any, name: str, source: list[str]) -> None:
     source[0] = _OUTSIDE.sub(lambda found: found[1], source[0])
 
 
+def _list_the_rest(app: Any, name: str, source: list[str]) -> None:
+    """List in the index what its author forgot: a page that nothing leads to would be lost."""
+    if name == "index":
+        listed = {line.strip() for block in re.findall(r"```{toctree}(.*?)```", source[0], re.S) for line in block.splitlines()}
+        rest = sorted(app.env.found_docs - listed - {"index"})
+        if rest:
+            source[0] += "\n```{toctree}\n:caption: More\n:maxdepth: 1\n\n" + "\n".join(rest) + "\n```\n"
+
+
 def _escape(app: Any, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
     """Norms are written ``||x||``: no substitutions of reStructuredText."""
     lines[:] = [re.sub(r"(?<!`)\|(?!`)", r"\\|", line) if "``" not in line else line for line in lines]
@@ -40,4 +49,5 @@ def _escape(app: Any, what: str, name: str, thing: object, options: object, line
 
 def setup(app: Any) -> None:
     app.connect("source-read", _unlink)
+    app.connect("source-read", _list_the_rest)
     app.connect("autodoc-process-docstring", _escape, priority=400)
