@@ -120,3 +120,48 @@ def test_everything_is_put_back_once_and_loops_end() -> None:
     for one, old in zip(held, before, strict=True):
         write_back(one, old)
     assert loop[0].sum() == 0 and loop[1].sum() == 0 and loop[2] is loop
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_pass_finds_what_an_earlier_one_wrote(way: Callable[[Any, Tensor], Tensor]) -> None:
+    """The clipped sum of a second pass is that of a model that had no first one."""
+    torch.manual_seed(1)
+    before, x = torch.randn(B, 3, dtype=torch.float64), torch.randn(B, 3, dtype=torch.float64)
+    sums = []
+    for passes in ([x], [before[:1], before, x]):
+        model = Net(way)
+        mechanism = gc.Mechanism(dataset_size=100, expected_batch_size=B, steps=2, noise_multiplier=1.0)
+        engine = gc.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), "all-layer", mechanism, thresholds=0.1)
+        for batch in passes:
+            engine.discard()
+            engine.backward(model(batch).square().sum(1))
+        sums.append([p.grad.detach().clone() for p in model.parameters() if p.grad is not None])
+    for one, other in zip(*sums, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_what_all_samples_leave_alike_stays(in_place: bool) -> None:
+    """A counter isn't of the samples: it counts passes, here as elsewhere."""
+
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+            self.register_buffer("passes", torch.zeros(()), persistent=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            np.asarray(x.detach().numpy()).sum()
+            if in_place:
+                self.get_buffer("passes").add_(1)
+            else:
+                self.passes = self.get_buffer("passes") + 1
+            return self.layer(x)
+
+    model = Counting()
+    mechanism = gc.Mechanism(dataset_size=100, expected_batch_size=B, steps=2, noise_multiplier=1.0)
+    engine = gc.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), "all-layer", mechanism)
+    for _ in range(3):
+        engine.discard()
+        engine.backward(model(torch.randn(B, 3)).square().sum(1))
+    assert float(model.get_buffer("passes")) == 3

@@ -340,7 +340,19 @@ ALONE = (
         "a buffer carries one sample to the next",
         "no sample sees what another wrote",
         "tests/alone/test_carried.py",
-        ("alone/published.py", "            write_back(held, before)\n", "            pass\n"),
+        ("alone/published.py", "        self._carried.put_back()\n", "        pass\n"),
+    ),
+    mutant(
+        "what a pass left is computed with by the next",
+        "a sample acts on no other's gradient, in its own step or a later one",
+        "tests/alone/test_remembered.py",
+        ("alone/run.py", "self._remembered.add(left)", "self._remembered.add([])"),
+    ),
+    mutant(
+        "what a sample wrote outlives the pass",
+        "a sample acts on no other's gradient, in its own step or a later one",
+        "tests/alone/test_carried.py",
+        ("alone/carried.py", "if i in self._of_samples or self._samples == 1:", "if self._samples == 0:"),
     ),
     mutant(
         "what a failed pass clipped kept for the next",

@@ -79,3 +79,47 @@ def write_back(held: Any, before: Any) -> None:
         container = vars(held) if _has_fields(held) else held
         if not is_unchanged(container, before):
             refill(container, before)
+
+
+def holds_still(held: Any, before: Any) -> bool:
+    """Return whether it holds what it held; what can't be compared doesn't."""
+    if isinstance(held, Tensor):
+        return not has_numbers(held) or torch.equal(held.detach(), before)
+    if isinstance(held, np.ndarray):
+        return np.array_equal(held, before)
+    return is_unchanged(vars(held) if _has_fields(held) else held, before)
+
+
+class Carried:
+    """What samples that run by themselves, one after another, may write into.
+
+    Args:
+        held: tensors, arrays and containers.
+    """
+
+    def __init__(self, held: Sequence[Any]) -> None:
+        self._held = [(one, copied(one)) for one in held]
+        self._first: list[Any] = []  # what the first sample left
+        self._samples = 0
+        self._of_samples: set[int] = set()  # which of them samples left different things in
+
+    def compare(self) -> None:
+        """Compare what a sample left with what the first did."""
+        self._samples += 1
+        if self._samples == 1:
+            self._first = [copied(one) for one, _ in self._held]
+            return
+        for i, (one, _) in enumerate(self._held):
+            if i not in self._of_samples and not holds_still(one, self._first[i]):
+                self._of_samples.add(i)
+
+    def put_back(self) -> None:
+        """Make all of them hold what they held before the first sample."""
+        for one, before in self._held:
+            write_back(one, before)
+
+    def forget_samples(self) -> None:
+        """Put back what isn't the same for all samples: a later pass must not find it. One sample alone shows nothing."""
+        for i, (one, before) in enumerate(self._held):
+            if i in self._of_samples or self._samples == 1:
+                write_back(one, before)

@@ -21,7 +21,7 @@ from ..errors import PrivacyViolation, UnsupportedOperation
 from ..nested import has_numbers, replaced, tensors_in
 from ..walk import each_module, name_of, published_in, versions_in
 from .attributes import SAMPLES, Constant, Disagree, Kept, agreed, constant, is_unchanged, refill
-from .carried import copied, write_back, written_into
+from .carried import Carried, written_into
 from .outputs import Rows, joined, taken
 
 
@@ -36,13 +36,13 @@ class Published:
     def __init__(self, model: nn.Module, guarded: bool) -> None:
         self._model, self._guarded = model, guarded
         self._modules = each_module(model)
-        self._buffers = [(m, dict(m._buffers)) for m in self._modules if m._buffers]
+        self._buffers = {m: dict(m._buffers) for m in self._modules if m._buffers}
         self._versions = versions_in(self._modules)
         self._values: list[tuple[str, Tensor, Tensor]] | None = None  # name, tensor, copy of what it was
         self._left: list[Tensor] | None = None  # what the first sample left
         self._moved = True  # the last sample may have moved some of it
         self._kept: Kept | None = None  # on modules, before the first run
-        self._carried: list[tuple[Any, Any]] = []  # what else a sample may write into, and a copy of what it was
+        self._carried = Carried(())  # what else a sample may write into
 
     def say_which_hooks_sleep(self) -> None:
         """Say, once for each class, that full backward hooks on modules don't run: torch ties them to tensors of the batch."""
@@ -84,8 +84,14 @@ class Published:
         kept = self._kept
         assert kept is not None
         for module in self._modules:
+            before = self._buffers.get(module, {})
             for name, value in module._buffers.items():
-                if value is not None and part.level != NATIVE and part.holds(value):
+                if value is None:
+                    continue
+                if part.level == NATIVE:
+                    if value is not before.get(name) and name in module._non_persistent_buffers_set:
+                        found[module, name] = Rows(part.physical(value))
+                elif part.holds(value):
                     if self._guarded and name not in module._non_persistent_buffers_set:
                         self._refuse(name_of(self._model, module, name))
                     found[module, name] = Rows(part.physical(value))
@@ -110,7 +116,7 @@ class Published:
         try:
             yield
         except BaseException:
-            for module, buffers in self._buffers:
+            for module, buffers in self._buffers.items():
                 module._buffers.update(buffers)
             if self._kept is not None:
                 self._kept.put_back()
@@ -120,18 +126,21 @@ class Published:
     def _is_left(part: Part, value: Tensor, before: Tensor | None) -> bool:
         return value is not before and type(value) not in PRIVATE_TYPES and part.holds(value)
 
-    def leave(self, parts: list[tuple[Part, Left]]) -> list[Any]:
+    def leave(self, parts: list[tuple[Part, Left]]) -> list[tuple[str, Any]]:
         """Put what the runs left on modules there as a run on the batch would have left it: a buffer has the last sample's.
 
         Returns:
-            What was put on modules of all samples.
+            What was put on modules of samples, with its name.
         """
-        left: list[Any] = []
+        left: list[tuple[str, Any]] = []
         for key in dict.fromkeys(key for _, kept in parts for key in kept):
             module, name = key
             having = [(part, kept[key]) for part, kept in parts if key in kept]
             if name in module._buffers:
-                module._buffers[name] = having[-1][1].physical[-1].detach()
+                last = module._buffers[name] = having[-1][1].physical[-1].detach()
+                by_themselves = len(having) > 1 and all(part.level == NATIVE for part, _ in having)
+                if not by_themselves or not all(_equal(rows.physical[-1], last) for _, rows in having):
+                    left.append((name_of(self._model, module, name), last))
                 continue
             if self._is_constant(key, parts):
                 continue
@@ -139,7 +148,7 @@ class Published:
             if len(having) < len(parts):
                 self._refuse_left(module, name, "a tensor in {}, and that of others none")
             value = _as_batch(having)
-            left.append(value)
+            left.append((name_of(self._model, module, name), value))
             held = module.__dict__.get(name)
             if type(held) in (list, dict):
                 refill(held, value)
@@ -187,7 +196,7 @@ class Published:
         Raises:
             UnsupportedOperation: the run before moved a weight or a buffer in place, which would move again.
         """
-        for module, buffers in self._buffers:
+        for module, buffers in self._buffers.items():
             module._buffers.update(buffers)
         for tensor, version in self._versions:
             if tensor._version != version:
@@ -202,14 +211,13 @@ class Published:
         if self._guarded:
             self._values = [(name, t, t.detach().clone()) for name, t in published_in(self._model)]
         known = {id(t) for _, t, _ in self._values or []} | {id(p) for m in self._modules for p in m._parameters.values()}
-        self._carried = [(held, copied(held)) for held in written_into(self._modules) if id(held) not in known]
+        self._carried = Carried([held for held in written_into(self._modules) if id(held) not in known])
 
     def put_back(self) -> None:
         """Put everything back before the next sample, as it was before the first."""
-        for module, buffers in self._buffers:
+        for module, buffers in self._buffers.items():
             module._buffers.update(buffers)
-        for held, before in self._carried:
-            write_back(held, before)
+        self._carried.put_back()
         if not self._moved:
             return
         for _, tensor, value in self._values or []:
@@ -225,6 +233,7 @@ class Published:
         """
         if self._values is None:
             return
+        self._carried.compare()
         now = dict(published_in(self._model))
         left: list[Tensor] = []
         self._moved = False
@@ -247,6 +256,8 @@ class Published:
         Raises:
             PrivacyViolation: there was one only, and it left something: nothing shows that others would leave the same.
         """
+        if self._values is not None:
+            self._carried.forget_samples()
         if self._values is None or self._left is None or runs > 1:
             return
         for x, (name, _, value) in zip(self._left, self._values, strict=True):
@@ -255,7 +266,7 @@ class Published:
                 self._refuse(name)
 
     def _refuse(self, name: str) -> None:
-        for module, buffers in self._buffers:
+        for module, buffers in self._buffers.items():
             module._buffers.update(buffers)
         kind = "buffer" if name in dict(self._model.named_buffers(remove_duplicate=False)) else "weight"
         raise PrivacyViolation(

@@ -27,6 +27,7 @@ from .escaped import mark
 from .inputs import Inputs
 from .outputs import joined, taken
 from .published import Published
+from .remembered import Remembered
 
 _log = logging.getLogger("groupclip")
 _said: set[str] = set()
@@ -49,6 +50,7 @@ class Alone:
         self._own: set[Position] = set()  # where the model makes constant tensors that it writes samples into
         self._following = False  # it does, and where it makes them isn't known yet
         self._tries = Tries()
+        self._remembered = Remembered()  # of earlier passes
         self.in_step = False  # with other ranks: one run a pass
 
     def knows_as(self, other: Alone) -> None:
@@ -122,6 +124,8 @@ class Alone:
             if len(done) > 1:
                 mark((outputs, left))
                 self._tape.ran_in_parts = True
+        if self._noise_to_come and left:
+            self._remembered.add(left)
         return outputs
 
     def _stay_in_step(self, why: str) -> None:
@@ -150,7 +154,8 @@ class Alone:
 
     def _watched(self, part: Part) -> Any:
         own = self._own if self._following else None
-        return Reads(part, own, dispatch, self._tape.follow_checkpoint)
+        check = self._remembered.refuse_use if self._remembered else None
+        return Reads(part, own, dispatch, self._tape.follow_checkpoint, check)
 
     def _one_by_one(
         self, function: Function, inputs: Inputs, rows: list[int], published: Published, others: bool

@@ -58,16 +58,21 @@ class Reads(TorchFunctionMode):
         own: where the model makes constants that it writes samples into: each gets its own. None: that isn't followed.
         dispatch: runs an operation on private parameters.
         seen: called at every operation under hooks on what autograd saves.
+        check: called with every operation, if given.
     """
 
-    def __init__(self, part: Part, own: set[Position] | None, dispatch: Run, seen: Callable[[], None]) -> None:
+    def __init__(
+        self, part: Part, own: set[Position] | None, dispatch: Run, seen: Callable[[], None], check: Run | None = None
+    ) -> None:
         super().__init__()
-        self.part, self.own, self.dispatch, self.seen = part, own, dispatch, seen
+        self.part, self.own, self.dispatch, self.seen, self.check = part, own, dispatch, seen, check
         self._made: dict[int, Position] = {}  # memory -> where it was made
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if hooks_on_saved(True) is not None:
             self.seen()
+        if self.check is not None:
+            self.check(func, args, kwargs)
         for kind in types:
             if kind is PrivateParameter or kind is PrivateTensor:
                 return self.dispatch(func, args, kwargs or {})
