@@ -52,6 +52,6 @@ def _refuse(name: str) -> NoReturn:
     raise PrivacyViolation(
         f"the forward pass computes with {name!r}, which an earlier pass left there: it is of that pass's samples. So a sample "
         "would act on the gradients of others, in steps without it, and the noise doesn't cover that. Set it anew at the beginning "
-        "of forward(), or fill it from public data and put its module in eval mode; a memory of samples (a queue, a centre, a state "
-        "that is carried on) can't be trained privately"
+        "of forward(), or fill it from public data and put its module in eval mode. A memory of samples (a queue, a centre, a "
+        "state that is carried on) can't be trained privately"
     )
