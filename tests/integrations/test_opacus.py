@@ -259,6 +259,38 @@ def test_the_sum_of_losses_is_not_divided() -> None:
         torch.testing.assert_close(total, 3 * mean)
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_schedulers_of_the_learning_rate_act(when: str) -> None:
+    """On the user's own optimizer, also one that was made before; and PyTorch sees the steps."""
+    model, optimizer, data = plain()
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5) if when == "before" else None
+    _, private, batches = PrivacyEngine().make_private(
+        module=model, optimizer=optimizer, data_loader=data, noise_multiplier=1.0, max_grad_norm=0.5
+    )
+    scheduler = scheduler or torch.optim.lr_scheduler.StepLR(private, 1, gamma=0.5)
+    for x, y in itertools.islice(batches, 2):
+        F.cross_entropy(model(x), y).backward()
+        private.step()
+        private.zero_grad()
+        scheduler.step()  # warns where it saw no step before
+    assert optimizer.param_groups[0]["lr"] == private.param_groups[0]["lr"] == 0.025
+
+
+def test_other_processes_read_where_the_loader_says_so() -> None:
+    model, optimizer, data = plain()
+    read = DataLoader(data.dataset, batch_size=3, num_workers=1)
+    _, private, batches = PrivacyEngine().make_private(
+        module=model, optimizer=optimizer, data_loader=read, noise_multiplier=1.0, max_grad_norm=0.5
+    )
+    for most in (2, 5):  # each size of the pieces has processes of its own
+        with BatchMemoryManager(data_loader=batches, max_physical_batch_size=most, optimizer=private) as pieces:
+            for x, y in pieces:
+                F.cross_entropy(model(x), y).backward()
+                private.step()
+                private.zero_grad()
+    assert private._engine.ledger.steps_by_sampler == {"groupclip": 20, "user": 0}
+
+
 def test_groups_of_groupclip() -> None:
     work = Work(groups="uniform:2")
     assert len(work.private.engine.partition) == 2
