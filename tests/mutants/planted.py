@@ -41,6 +41,12 @@ def mutant(name: str, promise: str, tests: str, *edits: tuple[str, str, str]) ->
 
 CLIPPING = (
     mutant(
+        "views taken from any dimension",
+        "the rows that are clipped as one are of one sample",
+        "tests/engine/test_views.py",
+        ("engine/views.py", "if len(shapes) != 1 or next(iter(shapes))[1:] != (self.count,):", "if len(shapes) != 1:"),
+    ),
+    mutant(
         "views clipped one by one",
         "the views of one sample are clipped as one",
         "tests/engine/test_views.py",
