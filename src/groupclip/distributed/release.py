@@ -17,7 +17,7 @@ from torch import Tensor
 from ..packing import by_room
 from .ranks import Ranks
 
-ROOM = 1 << 22  # coordinates that are summed together at most
+ROOM = 1 << 20  # coordinates that are summed together at most: small ones are drawn by owners while others are sent
 
 
 @dataclass(frozen=True, eq=False)
