@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from performance import SEED, compared, flops, python_calls, refusal, timed
 from shapes import gpt2, ids
 from shapes import roberta as roberta_config
-from tiny import GHOST, HOOKS, OURS, PLAIN, Case, Step, grouped, prepared, trainable
+from tiny import GHOST, HOOKS, MAKERS, OURS, PLAIN, Case, Step, grouped, prepared, trainable
 from torch import Tensor, nn
 
 import groupclip as gc
@@ -40,7 +40,7 @@ from groupclip.run.environment import environment
 
 #: Beside all-layer, block-wise and layer-wise: M groups of equal sizes, M that are planned, and one for each parameter.
 MANY = {f"groupclip, {style}": style for style in
-        ("uniform:2", "uniform:4", "planned:2", "planned:4", "planned:8", "param-wise")}  # fmt: skip
+        ("uniform:2", "planned:2", "planned:4", "planned:8", "param-wise")}  # fmt: skip
 STYLES = OURS | MANY
 FEW = OURS | {"groupclip, planned:4": "planned:4"}
 ROUNDS = 7
@@ -124,18 +124,16 @@ def partitioned(case: Case, style: str) -> gc.Partition:
     return gc.plan(case.model, batch_of(case), groups=most, loss=losses_of(case)).partition
 
 
-def private(case: Case, style: str) -> Step:
-    """A step in groups of a style, on a copy of the model, made three times: what is learnt once isn't timed."""
+def begun(case: Case, way: str, groups: gc.Partition | None = None) -> Step:
+    """A step on a copy of the model, in these groups or as a way of :mod:`tiny`, made once: what is learnt once isn't counted."""
     model = copy.deepcopy(case.model)
-    step = grouped(model, case, 1.0, partitioned(case, style))
-    for _ in range(3):
-        step()
+    step = MAKERS[way](model, case, 1.0) if groups is None else grouped(model, case, 1.0, groups)
+    step()
     return step
 
 
-def peak(case: Case, style: str | None) -> int:
+def peak(case: Case, groups: gc.Partition | None) -> int:
     """Most live bytes of a forward and backward pass beside parameters and buffers."""
-    groups = None if style is None else partitioned(case, style)
     return measure(copy.deepcopy(case.model), batch_of(case), groups, loss=losses_of(case)).peak
 
 
@@ -153,22 +151,23 @@ def noise(case: Case, rounds: int) -> float:
 
 def steps(case: Case, rounds: int, styles: dict[str, str]) -> dict[str, Any]:
     """Every way on one model: time, memory and FLOPs over plain; or why it is refused."""
-    made: dict[str, Step] = {PLAIN: prepared(case, PLAIN)}
+    made: dict[str, Step] = {}
+    groups: dict[str, gc.Partition] = {}
     refused: dict[str, str] = {}
-    makers: dict[str, Callable[[], Step]] = {way: (lambda style=style: private(case, style)) for way, style in styles.items()}
-    makers |= {way: (lambda way=way: prepared(case, way)) for way in (HOOKS, GHOST)}
-    for way, make in makers.items():
+    for way in (PLAIN, *styles, HOOKS, GHOST):
         try:
-            made[way] = make()
+            if way in styles:
+                groups[way] = partitioned(case, styles[way])
+            made[way] = begun(case, way, groups.get(way))
         except Exception as error:  # whatever a library raises is what the table shows
             refused[way] = refusal(error)
     calls = {way: python_calls(step) for way, step in made.items()}
     counted = {way: flops(step) for way, step in made.items()}
     times = timed(made, rounds)
-    held = {way: peak(case, styles.get(way)) for way in made if way == PLAIN or way in styles}
+    held = {way: peak(case, groups.get(way)) for way in made if way == PLAIN or way in groups}
     rows = {
         way: compared(times, way, PLAIN) | {
-            "groups": len(partitioned(case, styles[way])) if way in styles else None,
+            "groups": len(groups[way]) if way in groups else None,
             "calls over plain a parameter": round((calls[way] - calls[PLAIN]) / case.trainable(), 1),
             "flops over plain": round(counted[way] / counted[PLAIN], 3),
             "memory over plain": round(held[way] / held[PLAIN], 3) if way in held else None,
