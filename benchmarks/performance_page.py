@@ -106,7 +106,8 @@ def alone(ways: dict[str, Facts]) -> str:
 def environment(found: dict[str, str]) -> str:
     names = ("torch", "opacus", "transformers", "peft", "numpy")
     versions = ", ".join(f"{name} {found[name]}" for name in names)
-    return f"{found['system']}, {found['processor']}, {found['threads']} thread, Python {found['python']}, {versions}"
+    threads = "1 thread" if found["threads"] == "1" else f"{found['threads']} threads"
+    return f"{found['system']}, {found['processor']}, {threads}, Python {found['python']}, {versions}"
 
 
 def load(setting: Facts) -> str:
