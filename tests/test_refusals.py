@@ -202,7 +202,7 @@ REFUSED: dict[str, tuple[Callable[[], None], type[Exception], str, str]] = {
     "operations across samples": (samples_that_mix, PrivacyViolation, "mixes the samples of the batch", "GroupNorm or LayerNorm"),
     "shuffle with Poisson accounting": (shuffled_loader, TypeError, "a DataLoader, whose RandomSampler", r"pass loader\.dataset"),
     "WeightedRandomSampler with Poisson accounting": (
-        weighted_loader, TypeError, "a DataLoader, whose WeightedRandomSampler", r"pass loader\.dataset",
+        weighted_loader, TypeError, "a WeightedRandomSampler draws some records more often", "Three ways work.*weigh the losses",
     ),
     "a stream with Poisson accounting": (stream, TypeError, "a stream has no index", "map-style data set"),
     "parameter in no group": (in_no_group, ValueError, r"parameter '4\.weight' is in no group", "add one"),
