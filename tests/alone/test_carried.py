@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import groupclip as gc
-from groupclip.alone.carried import copied, write_back, written_into
+from groupclip.alone.carried import copied, holds_still, write_back, written_into
 
 B = 4
 
@@ -165,3 +165,29 @@ def test_what_all_samples_leave_alike_stays(in_place: bool) -> None:
         engine.discard()
         engine.backward(model(torch.randn(B, 3)).square().sum(1))
     assert float(model.get_buffer("passes")) == 3
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_pass_that_fails_leaves_nothing_of_its_samples(way: Callable[[Any, Tensor], Tensor]) -> None:
+    """The third sample raises: what the others wrote, and it itself, isn't there for the next pass."""
+
+    class Bad(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            found = super().forward(x)
+            if float(x.detach().max()) > 50:
+                raise ValueError("a bad sample")
+            return found
+
+    torch.manual_seed(1)
+    model = Bad(way)
+    mechanism = gc.Mechanism(dataset_size=100, expected_batch_size=B, steps=2, noise_multiplier=1.0)
+    engine = gc.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), "all-layer", mechanism)
+    held = written_into(list(model.modules()))
+    before = [copied(one) for one in held]
+    x = torch.randn(B, 3, dtype=torch.float64)
+    x[2] = 100.0
+    with pytest.raises(ValueError, match="a bad sample"):
+        model(x)
+    assert [id(one) for one in written_into(list(model.modules()))] == [id(one) for one in held]
+    assert all(holds_still(one, old) for one, old in zip(held, before, strict=True))
+    engine.detach()

@@ -116,8 +116,8 @@ class Published:
         try:
             yield
         except BaseException:
-            for module, buffers in self._buffers.items():
-                module._buffers.update(buffers)
+            self._moved = True  # by a sample that nobody has compared
+            self.put_back()
             if self._kept is not None:
                 self._kept.put_back()
             raise

@@ -111,7 +111,10 @@ class Shard:
 
 
 def _sums(tensor: Tensor) -> Tensor:
-    """Return two sums ``[2]`` int64 that any change of the tensor changes: of its bits, and (in bits) of its numbers."""
+    """Return two sums ``[2]`` int64 that scaling, clipping and additions change: of its bits, and (in bits) of its numbers.
+
+    They don't tell numbers that trade places, which are as private as they were.
+    """
     with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
         flat = tensor.detach().reshape(-1)
         numbers = flat.sum(dtype=torch.float64).view(torch.int64)
