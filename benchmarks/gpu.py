@@ -1,6 +1,6 @@
 """Whole steps on one GPU, private and plain and under Opacus: time, memory, kernel launches, device reads; and parity.
 
-    python benchmarks/gpu.py FOLDER                # writes FOLDER/parity.json and FOLDER/steps.json; about six minutes on an H200
+    python benchmarks/gpu.py FOLDER                # writes FOLDER/parity.json and FOLDER/steps.json
     python benchmarks/gpu.py FOLDER --only cnn     # one workload, beside what the file has
 
 Each workload is written when it is done, so a run that is cut short leaves what it measured. Models have random weights; passes

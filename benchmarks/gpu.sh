@@ -1,8 +1,8 @@
 #!/bin/sh
 # What a machine with one GPU shows: environment, tests of what needs it, parity, and steps beside plain PyTorch and Opacus.
 #     benchmarks/gpu.sh FOLDER
-# Needs an environment with CUDA's torch and the extras of development. It takes less than eight minutes on an H200, and writes
-# each result as soon as it is there.
+# Needs an environment with CUDA's torch and the extras of development. It is cut off after eight minutes, and writes each
+# result as soon as it is there.
 set -u
 folder=${1:?give the folder for the results}
 mkdir -p "$folder"

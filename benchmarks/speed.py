@@ -3,8 +3,8 @@
     python benchmarks/speed.py --json docs/speed.json
     python benchmarks/speed_page.py
 
-All ways take turns in one run; a ratio is to the plain step of its own round. Needs opacus, transformers and peft. It takes about
-twelve minutes on two idle cores. ``--only vit`` and the like measure one model, and write it beside what the file has.
+All ways take turns in one run; a ratio is to the plain step of its own round. Needs opacus, transformers and peft. It takes
+some twenty minutes on two cores. ``--only vit`` and the like measure one model, and write it beside what the file has.
 """
 
 from __future__ import annotations

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from pathlib import Path
 from types import ModuleType
+
+import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
@@ -16,3 +19,9 @@ def benchmark(name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def script(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module ``benchmarks/NAME.py``, which imports the scripts beside it."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module(name)

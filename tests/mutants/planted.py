@@ -361,6 +361,12 @@ ALONE = (
         ("alone/carried.py", "if i in self._of_samples or self._samples == 1:", "if self._samples == 0:"),
     ),
     mutant(
+        "what a pass that failed wrote kept for the next",
+        "a sample acts on no other's gradient, in its own step or a later one",
+        "tests/alone/test_carried.py",
+        ("alone/published.py", "            self.put_back()\n            if self._kept", "            if self._kept"),
+    ),
+    mutant(
         "what a failed pass clipped kept for the next",
         "one sample moves a group by at most R_m",
         "tests/autograd/test_own.py",

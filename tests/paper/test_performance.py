@@ -5,25 +5,18 @@ from __future__ import annotations
 import copy
 import json
 import re
-from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmark import FOLDER, benchmark
+from benchmark import FOLDER, benchmark, script
 
 pytest.importorskip("opacus")
 pytest.importorskip("transformers")
 DOCS = FOLDER.parent / "docs"
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Opacus and torch hooks, which aren't under test here
-
-
-def script(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(FOLDER))  # it imports the script beside it
-    return import_module(name)
 
 
 def kept() -> dict[str, Any]:

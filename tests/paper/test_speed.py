@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import re
-from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -13,18 +12,13 @@ import pytest
 import torch
 from torch import nn
 
-from benchmark import FOLDER
+from benchmark import FOLDER, script
 
 pytest.importorskip("opacus")
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 DOCS = FOLDER.parent / "docs"
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Opacus and torch hooks, which aren't under test here
-
-
-def script(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(FOLDER))  # it imports the scripts beside it
-    return import_module(name)
 
 
 def kept() -> dict[str, Any]:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from .arguments import print_json
 from .signals import StopOnSignal
 
 if TYPE_CHECKING:
@@ -54,3 +58,24 @@ class Lines:
 def scores(result: Result) -> str:
     """Return the scores of a result, as a person reads them."""
     return ", ".join(f"{name} {value:.4g}" for name, value in result.metrics.items())
+
+
+def run_and_tell(jobs: Sequence[Job], out: Path, *, device: str = "cpu", as_json: bool, quiet: bool, told: str) -> None:
+    """Run all jobs, tell their progress, and print their results: as JSON, or as ``told``, what they were and what comes next.
+
+    Raises:
+        click.exceptions.Exit: a signal stopped the runs; those that finished are kept.
+    """
+    from ..paper.runner import Stopped, run_jobs
+
+    signals = StopOnSignal()
+    try:
+        with signals:
+            results = run_jobs(jobs, out, Lines(signals, quiet=quiet or as_json), device=device)
+    except Stopped:
+        click.echo(f"groupclip: stopped; finished runs are in {out}, and the same command goes on after them", err=True)
+        raise click.exceptions.Exit(signals.exit_code) from None
+    if as_json:
+        print_json({"results": [asdict(result) for result in results]})
+    else:
+        click.echo(f"{len(results)} runs {told}")

@@ -9,8 +9,7 @@ from typing import Any
 import click
 
 from .arguments import arguments_at_fault, print_json
-from .cells import Lines
-from .signals import StopOnSignal
+from .cells import run_and_tell
 
 
 @click.command(short_help="Run the table of best known results.")
@@ -50,7 +49,9 @@ def records(
         if names and (idle := [row.name for row in rows if row.settings is None]):
             raise ValueError(f"row {idle[0]} needs a GPU and has no settings for two cores")
         found = jobs(rows, range(seeds), data_folder, out, private=not no_privacy)
-    _train(found, out, as_json, quiet)
+    with arguments_at_fault():
+        told = f"in {out}; next: python benchmarks/records_page.py {out}"
+        run_and_tell(found, out, as_json=as_json, quiet=quiet, told=told)
 
 
 def _list(rows: Any, as_json: bool) -> None:
@@ -60,19 +61,3 @@ def _list(rows: Any, as_json: bool) -> None:
     for row in rows:
         best = "no known result that compares" if row.best is None else f"best known {row.best:g} %"
         click.echo(f"{row.name}: {row.data}, {row.method}, epsilon {row.epsilon:g}; {best}" + ("" if row.settings else "; not run"))
-
-
-def _train(found: Any, out: Path, as_json: bool, quiet: bool) -> None:
-    from ..paper.runner import Stopped, run_jobs
-
-    signals = StopOnSignal()
-    try:
-        with signals, arguments_at_fault():
-            results = run_jobs(found, out, Lines(signals, quiet=quiet or as_json))
-    except Stopped:
-        click.echo(f"groupclip: stopped; finished runs are in {out}, and the same command goes on after them", err=True)
-        raise click.exceptions.Exit(signals.exit_code) from None
-    if as_json:
-        print_json({"results": [asdict(result) for result in results]})
-    else:
-        click.echo(f"{len(results)} runs in {out}; next: python benchmarks/records_page.py {out}")

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .arguments import arguments_at_fault, device_named, print_json
-from .cells import Lines
+from .cells import run_and_tell
 from .records import records
-from .signals import StopOnSignal
 
 if TYPE_CHECKING:
     from ..paper.catalogue import Table
@@ -199,7 +198,8 @@ def _run(table: Table, *, scale: str, dry_run: bool, out: Path, as_json: bool, q
         return _dry(chosen(table, wanted, seeds), as_json)
     else:
         jobs = _full_jobs(chosen(table, wanted, seeds), given["data_folder"], given["subset"], given["microbatch"])
-    return _train(table, jobs, out, device, as_json, quiet)
+    told = f"of {table.name} in {out}; next: groupclip reproduce tables --results {out}"
+    return run_and_tell(jobs, out, device=device, as_json=as_json, quiet=quiet, told=told)
 
 
 def _full_jobs(cells: Sequence[Cell], folder: Path | None, subset: bool, microbatch: int | None) -> list[Job]:
@@ -211,25 +211,6 @@ def _full_jobs(cells: Sequence[Cell], folder: Path | None, subset: bool, microba
         raise ValueError("--subset is about local data: give --data-folder")
     source = Hub() if folder is None else Local(folder=folder, subset=subset)
     return paper_jobs(cells, lambda data, model, where: build(data, model, source=where), source, microbatch=microbatch)
-
-
-def _train(table: Table, jobs: Sequence[Job], out: Path, device: str, as_json: bool, quiet: bool) -> None:
-    from dataclasses import asdict
-
-    from ..paper.runner import Stopped, run_jobs
-
-    signals = StopOnSignal()
-    lines = Lines(signals, quiet=quiet or as_json)
-    try:
-        with signals:
-            results = run_jobs(jobs, out, lines, device=device)
-    except Stopped:
-        click.echo(f"groupclip: stopped; finished runs are in {out}, and the same command goes on after them", err=True)
-        raise click.exceptions.Exit(signals.exit_code) from None
-    if as_json:
-        print_json({"results": [asdict(result) for result in results]})
-    else:
-        click.echo(f"{len(results)} runs of {table.name} in {out}; next: groupclip reproduce tables --results {out}")
 
 
 def _dry(cells: Sequence[Cell], as_json: bool) -> None:
