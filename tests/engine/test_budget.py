@@ -1,5 +1,7 @@
 """Engines that draw on one budget: one figure for parts of a model, and no step that wasn't set aside."""
 
+import dataclasses
+import itertools
 from pathlib import Path
 
 import pytest
@@ -124,3 +126,67 @@ def test_what_is_no_budget_or_of_another_plan_is_refused(budget):
     other = gc.Mechanism(dataset_size=40, expected_batch_size=8, steps=5, noise_multiplier=3.0)
     with pytest.raises(ValueError, match="reservation is of another plan"):
         attached(budget.reserve(other))
+
+
+ROUNDS = gc.Mechanism(dataset_size=40, expected_batch_size=8, steps=6, noise_multiplier=3.0)
+
+
+def one_round(path: Path, steps: int = 2, mechanism=ROUNDS):
+    """As a client that was restarted: everything is made anew, and only the file and the weights go on."""
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    part = gc.Budget(path).go_on(mechanism, label="rounds")
+    engine = gc.attach(model, optimizer, "all-layer", mechanism, budget=part)
+    for batch in itertools.islice(gc.poisson_batches(DATA, mechanism, start=engine.ledger.steps), steps):
+        optimizer.zero_grad()
+        for (x,) in batch:
+            engine.backward(model(x).square().sum(1))
+        optimizer.step()
+    engine.detach()
+    return engine
+
+
+def test_rounds_are_one_run(budget):
+    for number in range(1, 4):
+        engine = one_round(budget.path)
+        assert engine.ledger.steps_by_sampler == {"groupclip": 2 * number, "user": 0}
+        assert engine.epsilon(delta=1e-5) == ROUNDS.epsilon(delta=1e-5, steps=2 * number)
+        assert "trained before" not in engine.statement(delta=1e-5)
+    assert budget.spent().epsilon == pytest.approx(ROUNDS.epsilon(delta=1e-5), rel=1e-9)
+    assert not list(gc.poisson_batches(DATA, ROUNDS, start=engine.ledger.steps))
+    with pytest.raises(PrivacyViolation, match=r"noise_multiplier is 3\.0, and not 2\.9"):
+        one_round(budget.path, mechanism=dataclasses.replace(ROUNDS, noise_multiplier=2.9))
+
+
+def test_weights_of_an_earlier_round_are_not_counted_twice(budget):
+    model = torch.nn.Linear(3, 2)
+    for number in range(1, 3):  # the same weights, as a single client gets them back
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        engine = gc.attach(model, optimizer, "all-layer", ROUNDS, budget=budget.go_on(ROUNDS, label="rounds"))
+        train_on(model, optimizer, engine)
+        engine.detach()
+        record = engine.record(delta=1e-5)
+        assert (record.steps, record.earlier) == (number, ())
+
+
+def train_on(model, optimizer, engine) -> None:
+    for batch in itertools.islice(gc.poisson_batches(DATA, ROUNDS, start=engine.ledger.steps), 1):
+        for (x,) in batch:
+            engine.backward(model(x).square().sum(1))
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_two_processes_in_one_round_are_refused(budget):
+    both = []
+    for _ in range(2):
+        model = torch.nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        part = budget.go_on(ROUNDS, label="rounds")
+        both.append((model, optimizer, gc.attach(model, optimizer, "all-layer", ROUNDS, budget=part)))
+    train_on(*both[0])
+    before = both[1][0].weight.detach().clone()
+    with pytest.raises(PrivacyViolation, match="another process takes steps of it"):
+        train_on(*both[1])
+    assert torch.equal(both[1][0].weight.detach(), before) and both[1][2].ledger.steps == 0
+    assert budget.spent().steps == 2  # the refused step stays charged

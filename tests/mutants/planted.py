@@ -334,13 +334,31 @@ ALONE = (
         "an engine that doesn't charge its budget",
         "what is spent is counted",
         "tests/engine/test_budget.py",
-        ("privacy/ledger.py", "            self._reservation.charge(sampling)\n", "            pass\n"),
+        ("privacy/ledger.py", "charged = self._reservation.charge(sampling)", "charged = self.steps + 1"),
     ),
     mutant(
         "steps of an open training not set aside in its budget",
         "what is spent is counted",
         "tests/privacy/test_budget.py",
         ("privacy/entries.py", "return self.planned if self.is_open else self.taken", "return self.taken"),
+    ),
+    mutant(
+        "a round that forgets those before it",
+        "what is spent is counted",
+        "tests/engine/test_budget.py",
+        ("privacy/ledger.py", "        self._steps.update(reservation.before)\n", ""),
+    ),
+    mutant(
+        "another noise multiplier in a later round",
+        "epsilon is of the noise that was added",
+        "tests/privacy/test_budget.py",
+        ("privacy/budget.py", "elif known[0].mechanism != mechanism:", "elif known[0].mechanism.steps != mechanism.steps:"),
+    ),
+    mutant(
+        "two processes in one round",
+        "what is spent is counted",
+        "tests/engine/test_budget.py",
+        ("privacy/ledger.py", "if self.lasts and charged != self.steps + 1:", "if False:"),
     ),
     mutant(
         "a buffer carries one sample to the next",

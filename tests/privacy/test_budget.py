@@ -254,3 +254,57 @@ def test_figures_of_other_neighbours_are_not_mixed(path):
         made.add(other)
     with pytest.raises(ValueError, match="has no training 'x'"):
         made.charge("x")
+
+
+def test_a_training_in_rounds_goes_on_where_it_stood(path):
+    plan = dataclasses.replace(PLAN, steps=12)
+    for number in range(3):  # each by an object of its own, as after a restart
+        part = Budget(path, epsilon=8.0, delta=1e-5).go_on(plan, label="rounds")
+        assert part.before == {"groupclip": 4 * number, "user": 0}
+        for _ in range(4):
+            part.charge("groupclip")
+        part.close()  # leaves the rest set aside
+    made = Budget(path)
+    (entry,) = made.entries
+    assert (entry.taken, entry.is_open, entry.label) == (12, True, "rounds")
+    assert made.spent().epsilon == plan.epsilon(delta=1e-5) == made.committed().epsilon
+    with pytest.raises(BudgetExceeded, match="12 of 12 steps charged"):
+        made.go_on(plan, label="rounds").charge("groupclip")
+
+
+@pytest.mark.parametrize("changed", [{"noise_multiplier": 1.4}, {"steps": 41}, {"expected_batch_size": 51}])
+def test_a_round_of_another_plan_is_refused(path, changed):
+    made = budget(path)
+    made.go_on(PLAN, label="rounds").charge("groupclip")
+    before = path.read_bytes()
+    (name, value), = changed.items()
+    with pytest.raises(PrivacyViolation, match=f"{name} is {PLAN.to_dict()[name]!r}, and not {value!r}"):
+        made.go_on(dataclasses.replace(PLAN, **changed), label="rounds")
+    assert path.read_bytes() == before
+    made.close(made.entries[0].name)  # what the ledger knows of is allowed: both plans count
+    made.go_on(dataclasses.replace(PLAN, **changed), label="later rounds")
+    assert made.committed().epsilon > dataclasses.replace(PLAN, **changed).epsilon(delta=1e-5)
+
+
+def test_rounds_of_a_training_that_was_closed_go_on_only_if_they_still_fit(path):
+    made = budget(path, epsilon=1.1 * PLAN.epsilon(delta=1e-5))
+    part = made.go_on(PLAN, label="rounds")
+    part.charge("user")
+    made.close(part.name)
+    assert made.go_on(PLAN, label="rounds").before == {"groupclip": 0, "user": 1}
+    made.close(part.name)
+    made.add(PLAN, steps=39)
+    with pytest.raises(BudgetExceeded):
+        made.go_on(PLAN, label="rounds")
+
+
+def test_a_label_that_is_no_single_training_is_refused(path):
+    made = budget(path)
+    with pytest.raises(ValueError, match="needs a label"):
+        made.go_on(PLAN, label="")
+    made.add_guarantee(epsilon=0.1, delta=0.0, label="given")
+    for _ in range(2):
+        made.reserve(OTHER, label="twice")
+    for label in ("given", "twice"):
+        with pytest.raises(ValueError, match="choose another label"):
+            made.go_on(OTHER, label=label)

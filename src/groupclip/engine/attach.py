@@ -15,8 +15,9 @@ from ..errors import PrivacyViolation
 from ..noise.sources import NoiseSource, SecureNoise
 from ..partition.choose import partition
 from ..partition.groups import Partition, check_covers
-from ..privacy.budget import Budget, Reservation, reserved
+from ..privacy.budget import Budget, reserved
 from ..privacy.mechanism import Mechanism
+from ..privacy.reservation import Reservation
 from ..privacy.thresholds import Thresholds
 from .checks import check_arguments, check_modules, check_optimizer, check_parameters, check_whole, noise_multiplier
 from .engine import Engine
@@ -57,7 +58,8 @@ def attach(
             itself, as those of Hugging Face do, comes out as that reduction of its samples' losses.
         noise: the source of noise; a new :class:`SecureNoise` by default. One of your own is named in the statement.
         budget: what all trainings and releases on these data may spend together. The plan's steps are set aside in it, each is
-            charged before it is taken, and ``engine.detach`` frees the rest. To go on with a saved run, ``budget.reopen(name)``.
+            charged before it is taken, and ``engine.detach`` frees the rest. To go on with a saved run, ``budget.reopen(name)``;
+            to train in rounds, ``budget.go_on(mechanism, label=..)``.
         views: K, views of each sample (augmentations of it): the attached model is trained on ``[B, K, ..]`` and returns ``[B, K,
             ..]``, and the mean of a sample's K gradients is clipped once. Losses are ``[B, K]``, or their means ``[B]``.
 

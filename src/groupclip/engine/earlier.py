@@ -34,17 +34,22 @@ class Training:
 
     def __init__(self, slots: Sequence[Slot], ledger: Ledger, before: tuple[EarlierTraining, ...]) -> None:
         self._slots, self._ledger = slots, ledger
-        self.before = before
+        self._before = before
         self._number = next(numbers)
         self._untrained = frozenset(_contents(s.kept for s in slots))
         with _lock:
             _under_way.add(self)
 
+    @property
+    def before(self) -> tuple[EarlierTraining, ...]:
+        """What was spent on the weights and isn't in the ledger: one that goes on in rounds counts its earlier rounds itself."""
+        return tuple(e for e in self._before if not (self._ledger.lasts and e.carried_by(self._ledger)))
+
     def loaded(self, saved: Iterable[Mapping[str, Any]]) -> None:
         """Take over a loaded state: what its ledger counts is no longer of another engine, and the weights may be of it."""
         self._untrained = frozenset()
         known = [*self.before, *map(EarlierTraining.from_dict, saved)]
-        self.before = tuple(e for e in known if not e.carried_by(self._ledger))
+        self._before = tuple(e for e in known if not e.carried_by(self._ledger))
 
     def told(self) -> tuple[EarlierTraining, ...]:
         """Return what the next engine on these weights is told."""

@@ -10,27 +10,23 @@ An open entry counts with all steps that it planned, so nobody else can spend th
 
 from __future__ import annotations
 
-import json
-import math
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from groupclip.arguments import number, positive, whole
-from groupclip.durable import SECRET, LockedLines
 from groupclip.errors import BudgetExceeded, PrivacyViolation
 from groupclip.privacy import entries
+from groupclip.privacy.budgetfile import BudgetFile
 from groupclip.privacy.entries import Entry
 from groupclip.privacy.mechanism import UNITS, Mechanism
+from groupclip.privacy.reservation import Reservation
 from groupclip.privacy.sampled_step import ADJACENCIES
 from groupclip.privacy.spent import PrivacySpent, checked_delta
 
-_VERSION = 1
 
-
-class Budget:
+class Budget(BudgetFile):
     """What may be spent on one data set, and what was, in a file; :class:`groupclip.Mechanism` says what a training spends.
 
     Args:
@@ -53,7 +49,6 @@ class Budget:
         self, path: str | Path, *, epsilon: float | None = None, delta: float | None = None,
         adjacency: str | None = None, unit: str | None = None,
     ) -> None:  # fmt: skip
-        self.path = Path(path)
         for name, value, known in (("adjacency", adjacency, ADJACENCIES), ("unit", unit, UNITS)):
             if value is not None and value not in known:
                 raise ValueError(f"{name}={value!r} is unknown; use one of {', '.join(known)}")
@@ -63,16 +58,13 @@ class Budget:
             "adjacency": adjacency,
             "unit": unit,
         }
-        if not self.path.exists() and (epsilon is None or delta is None):
-            raise ValueError(f"{self.path} isn't there: pass epsilon= and delta= to begin a budget, or the path of one")
-        self._lines = LockedLines(self.path, mode=SECRET)
-        self._head: dict[str, Any] | None = None
-        self._unread: list[bytes] = []
-        self._entries: dict[str, Entry] = {}
+        if not Path(path).exists() and (epsilon is None or delta is None):
+            raise ValueError(f"{path} isn't there: pass epsilon= and delta= to begin a budget, or the path of one")
+        super().__init__(Path(path))
         with self._locked():
             if self._head is None:
                 usual = {**asked, "adjacency": adjacency or ADJACENCIES[0], "unit": unit or UNITS[0]}
-                self._write({"groupclip_budget": _VERSION, **usual})
+                self._begin(usual)
         assert self._head is not None
         differing = [name for name, value in asked.items() if value is not None and value != self._head[name]]
         if differing:
@@ -140,7 +132,41 @@ class Budget:
         """Set all steps of ``mechanism`` aside, and charge them one by one: :func:`groupclip.attach` does so. As :meth:`add`."""
         mechanism.spent(delta=self.delta)
         made = entries.steps_of(self._fitting(mechanism), label=label, taken=0, is_open=True)
-        return Reservation(self, self._enter(made), mechanism)
+        return Reservation(budget=self, name=self._enter(made), mechanism=mechanism)
+
+    def go_on(self, mechanism: Mechanism, *, label: str) -> Reservation:
+        """Set all steps of a training aside that goes on in rounds (federated, or with restarts), or go on with what it has left.
+
+        It is known by its ``label``. Each round attaches with what this returns: its ledger begins with the steps that were
+        charged, by whichever process, and ``engine.detach`` leaves the rest set aside. :meth:`close` frees it in the end.
+
+        Raises:
+            PrivacyViolation: the training of this label has another plan, such as another noise multiplier.
+            BudgetExceeded: its steps don't fit into the budget, or it was closed and they don't any more.
+            ValueError: no label, several trainings of this label, or another adjacency or unit than the budget's.
+        """
+        if not label:
+            raise ValueError("a training that goes on needs a label, by which it is found again")
+        mechanism.spent(delta=self.delta)
+        made = entries.steps_of(self._fitting(mechanism), label=label, taken=0, is_open=True)
+        with self._locked():
+            known = [e for e in self._entries.values() if e.label == label]
+            if len(known) > 1 or any(e.mechanism is None or e.search is not None for e in known):
+                raise ValueError(f"{self.path} has other entries, or several, with the label {label!r}: choose another label")
+            name = known[0].name if known else uuid.uuid4().hex[:12]
+            if not known:
+                self._enter_as(name, made)
+            elif known[0].mechanism != mechanism:
+                raise PrivacyViolation(
+                    f"the training {label!r} of {self.path} has another plan: {entries.differing(known[0], mechanism)}. The steps "
+                    "that are left of it were set aside for its own noise and rate. Go on with its plan; or close it, and set a "
+                    "training with a new label aside for the new plan, so that both count"
+                )
+            elif not known[0].is_open:
+                self._reopen(known[0])
+            entry = self._entries[name]
+        before = {"groupclip": entry.taken - entry.theirs, "user": entry.theirs}
+        return Reservation(budget=self, name=name, mechanism=mechanism, lasts=True, before=before)
 
     def reopen(self, name: str) -> Reservation:
         """Go on with the training of an entry, as ``engine.state_dict()["ledger"]["budget"]`` names it.
@@ -154,9 +180,9 @@ class Budget:
         with self._locked():
             entry = self._training(name)
             if not entry.is_open:
-                self._admit({**self._entries, name: entry.reopened()})
-                self._write({"id": name, "open": True})
-        return Reservation(self, name, entry.mechanism)
+                self._reopen(entry)
+        assert entry.mechanism is not None  # it is a training
+        return Reservation(budget=self, name=name, mechanism=entry.mechanism)
 
     def close(self, name: str) -> None:
         """Free the steps that an open entry has not taken. Close one of another process only if that process is gone."""
@@ -193,11 +219,18 @@ class Budget:
 
     def _enter(self, made: Mapping[str, Any]) -> str:
         name = uuid.uuid4().hex[:12]
-        line = {"id": name, **made}
         with self._locked():
-            self._admit({**self._entries, name: Entry.from_line(line)})
-            self._write(line)
+            self._enter_as(name, made)
         return name
+
+    def _enter_as(self, name: str, made: Mapping[str, Any]) -> None:
+        line = {"id": name, **made}
+        self._admit({**self._entries, name: Entry.from_line(line)})
+        self._write(line)
+
+    def _reopen(self, entry: Entry) -> None:
+        self._admit({**self._entries, entry.name: entry.reopened()})
+        self._write({"id": entry.name, "open": True})
 
     def _admit(self, after: Mapping[str, Entry]) -> None:
         amount = self._figure(tuple(after.values()), None, taken=False).epsilon
@@ -230,59 +263,6 @@ class Budget:
         if entry is None or entry.mechanism is None or entry.search is not None:
             raise ValueError(f"{self.path} has no training {name!r}; its entries are {', '.join(self._entries) or 'none'}")
         return entry
-
-    @property
-    def _facts(self) -> dict[str, Any]:
-        assert self._head is not None
-        return self._head
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        with self._lines.locked() as news:
-            self._unread += news
-            while self._unread:  # a damaged line stays, and is met again
-                self._take(self._unread[0])
-                del self._unread[0]
-            yield
-
-    def _write(self, line: Mapping[str, Any]) -> None:
-        text = json.dumps(line, allow_nan=False)
-        self._lines.append(text)
-        self._take(text.encode())
-
-    def _take(self, line: bytes) -> None:
-        """Take in a line of the file."""
-        try:
-            told = json.loads(line)
-            if self._head is None:
-                if told["groupclip_budget"] != _VERSION:
-                    raise ValueError("another version")
-                self._head = {name: told[name] for name in ("epsilon", "delta", "adjacency", "unit")}
-                if not math.isfinite(self._head["epsilon"] + self._head["delta"]):
-                    raise ValueError("not finite")
-            else:
-                entries.take(self._entries, told)
-        except (ValueError, KeyError, TypeError) as error:
-            raise PrivacyViolation(
-                f"{self.path} is damaged at the line {line[:80].decode(errors='replace')!r}: what was spent can't be told. Restore "
-                "it, or publish nothing more of these data"
-            ) from error
-
-
-class Reservation:
-    """Steps that were set aside for one training: :meth:`charge` one before it is taken."""
-
-    def __init__(self, budget: Budget, name: str, mechanism: Mechanism | None) -> None:
-        assert mechanism is not None
-        self.budget, self.name, self.mechanism = budget, name, mechanism
-
-    def charge(self, sampling: str) -> int:
-        """Charge one step: :meth:`Budget.charge`."""
-        return self.budget.charge(self.name, sampling=sampling)
-
-    def close(self) -> None:
-        """Free the rest: :meth:`Budget.close`."""
-        self.budget.close(self.name)
 
 
 def reserved(budget: Budget | Reservation | None, mechanism: Mechanism | None) -> Reservation | None:

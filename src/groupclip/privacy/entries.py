@@ -109,6 +109,13 @@ def together(entries: Sequence[Entry], delta: float, *, taken: bool) -> tuple[fl
     return composed_epsilon(trainings, searches, [e.given for e in entries if e.given], delta)
 
 
+def differing(entry: Entry, mechanism: Mechanism) -> str:
+    """Tell in which facts the plan of an entry differs from another one."""
+    own = {} if entry.mechanism is None else entry.mechanism.to_dict()
+    asked = mechanism.to_dict()
+    return ", ".join(f"{name} is {own.get(name)!r}, and not {value!r}" for name, value in asked.items() if own.get(name) != value)
+
+
 def _count(value: object, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
         raise ValueError(f"{value!r} steps of {most}")

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from groupclip.errors import BudgetExceeded, PrivacyViolation
-from groupclip.privacy.budget import Reservation
 from groupclip.privacy.mechanism import Mechanism
+from groupclip.privacy.reservation import Reservation
 from groupclip.privacy.spent import PrivacySpent
 
 SAMPLERS = ("groupclip", "user")
@@ -24,8 +24,14 @@ class Ledger:
         self._reservation: Reservation | None = None
 
     def draw_on(self, reservation: Reservation) -> None:
-        """Charge every step to a budget from now on, before it is counted here."""
+        """Charge every step to a budget from now on, before it is counted here. Steps of earlier rounds count."""
         self._reservation = reservation
+        self._steps.update(reservation.before)
+
+    @property
+    def lasts(self) -> bool:
+        """Whether it is one of several in turn that count the steps of one training, each with those before it."""
+        return self._reservation is not None and self._reservation.lasts
 
     def close(self) -> None:
         """Take no more steps: what was set aside for them in a budget is free again."""
@@ -71,7 +77,12 @@ class Ledger:
             raise ValueError(f"sampling={sampling!r} must be one of {', '.join(SAMPLERS)}")
         self.check()
         if self._reservation is not None:
-            self._reservation.charge(sampling)
+            charged = self._reservation.charge(sampling)
+            if self.lasts and charged != self.steps + 1:
+                raise PrivacyViolation(
+                    f"{charged} steps of the training {self._reservation.name} are charged, and this ledger counts {self.steps}: "
+                    "another process takes steps of it. Nothing was released by this one; let one process at a time train"
+                )
         self._steps[sampling] += 1
 
     @property
