@@ -21,7 +21,7 @@ FLOORS = (
     ("run",),
     ("auditing", "theory"),
     ("validate", "memory", "models"),
-    ("engine", "tasks"),
+    ("engine", "tasks", "federated"),
     ("alone", "rules"),
     ("autograd",),
     ("clipping", "persample"),

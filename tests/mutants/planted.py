@@ -361,6 +361,52 @@ ALONE = (
         ("privacy/ledger.py", "if self.lasts and charged != self.steps + 1:", "if False:"),
     ),
     mutant(
+        "clients' updates unclipped",
+        "one client moves a group by at most R_m",
+        "tests/federated/test_updates.py",
+        ("federated/updates.py", "{name: part * factor if factor", "{name: part if factor"),
+    ),
+    mutant(
+        "an update of one that isn't finite",
+        "one client moves a group by at most R_m",
+        "tests/federated/test_updates.py",
+        ("federated/updates.py", "part * factor if factor else torch.zeros_like(part) for", "part * factor for"),
+    ),
+    mutant(
+        "a client that answers twice in a round",
+        "one client moves a group by at most R_m",
+        "tests/federated/test_average.py",
+        ("federated/average.py", "        self._open.discard(client)\n", ""),
+    ),
+    mutant(
+        "clients taken in turn",
+        "chance alone chooses who takes part",
+        "tests/federated/test_average.py",
+        (
+            "federated/average.py",
+            "draw(len(clients), plan.sample_rate, key=self._key, step=self.ledger.steps) if clients else ()",
+            "sorted((self.ledger.steps + n) % len(clients) for n in range(int(plan.expected_batch_size))) if clients else ()",
+        ),
+    ),
+    mutant(
+        "clients chosen again until they suit",
+        "chance alone chooses who takes part",
+        "tests/federated/test_average.py",
+        ("federated/average.py", "        if self._open is not None:\n", "        if False:\n"),
+    ),
+    mutant(
+        "a round of which all answered isn't counted",
+        "what is spent is counted",
+        "tests/federated/test_average.py",
+        ("federated/average.py", '        self.ledger.record("groupclip")', '        _ = self._open and self.ledger.record("groupclip")'),
+    ),
+    mutant(
+        "clients' noise of the smallest group",
+        "the noise of all groups amounts to the plan's",
+        "tests/federated/test_average.py",
+        ("federated/average.py", "stds[self.partition.group_of(name)]", "min(stds.values())"),
+    ),
+    mutant(
         "a buffer carries one sample to the next",
         "no sample sees what another wrote",
         "tests/alone/test_carried.py",

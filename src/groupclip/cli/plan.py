@@ -28,7 +28,7 @@ SAMPLING = (
 
 _OPTIONS = (
     click.option(
-        "--dataset-size", type=int, required=True, help="Set the number of samples (of users with --unit user)."
+        "--dataset-size", type=int, required=True, help="Set the number of samples (of users or clients with --unit)."
     ),
     click.option("--batch-size", type=float, required=True, help="Set the EXPECTED size of a batch."),
     click.option("--epochs", type=float, help="Set how often each sample is drawn on average; or give --steps."),

@@ -57,6 +57,11 @@ def check_arguments(loss_reduction: str, mechanism: Mechanism | None, optimizer:
     if not isinstance(mechanism, Mechanism):
         raise TypeError(f"mechanism is {type(mechanism).__name__}; it must be a groupclip.Mechanism or None")
     noise_multiplier(mechanism)
+    if mechanism.unit == "client":
+        raise ValueError(
+            "the mechanism was planned for unit='client', and an engine clips the gradients of samples or users: average clients' "
+            "updates by groupclip.federated.PrivateAverage, or plan for the samples of one client"
+        )
     if optimizer is None:
         raise ValueError(
             "a mechanism without an optimizer: noise is added when the optimizer steps; pass the optimizer, or mechanism=None to "

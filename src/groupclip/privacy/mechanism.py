@@ -16,7 +16,7 @@ from groupclip.privacy import accounting, calibration
 from groupclip.privacy.sampled_step import Step, check_accountant, check_combination, with_samples
 from groupclip.privacy.spent import PrivacySpent, checked_delta, no_figure, spent_by
 
-UNITS = ("sample", "user")
+UNITS = ("sample", "user", "client")
 #: Up to here figures were held against the truth, and come in seconds. RDP was seen below it from 1e14 steps on.
 MOST_STEPS = 10**10
 _LEAST_SIGMA, _MOST_SIGMA = 1e-3, 1e9  # for a figure; a mechanism may have any
@@ -28,7 +28,7 @@ class Mechanism:
     """Plans Gaussian steps on sampled batches, in public facts.
 
     Args:
-        dataset_size: number of samples n (of users where ``unit`` is "user"). Public: add-or-remove adjacency
+        dataset_size: number of samples n (of users or clients where ``unit`` says so). Public: add-or-remove adjacency
             protects who is in, not how many.
         expected_batch_size: the mean B of the batch size, 0 < B <= n; q = B / n.
         steps: number of planned optimizer steps T, empty batches included; at most 10^10.
@@ -43,7 +43,8 @@ class Mechanism:
             one physical size. "without-replacement": exactly B of n, uniformly. "full-batch": all of them, B = n.
         max_batch_size: the cap of a truncated batch; B + 6.5 sqrt(B) by default, where truncation is as good as free.
             None for other samplings.
-        unit: whom the guarantee protects. "user": batches are drawn, and gradients clipped, by user.
+        unit: whom the guarantee protects. "user": batches are drawn, and gradients clipped, by user. "client": rounds are of
+            clients, whose updates are clipped (:class:`groupclip.federated.PrivateAverage`).
 
     Guarantee: :meth:`epsilon` is an upper bound for the release of every noisy gradient, and so of the
     weights after every step.

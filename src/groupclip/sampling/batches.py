@@ -105,6 +105,11 @@ def logical_batches(
         raise ValueError(f"key must be {KEY_BYTES} bytes; leave it out unless this is a test")
     records = as_records(dataset)
     size = len(records)
+    if mechanism.unit == "client":
+        raise ValueError(
+            "the mechanism was planned for unit='client', and clients are chosen by groupclip.federated.PrivateAverage: plan for "
+            "samples to draw batches of them"
+        )
     if mechanism.unit == "user":
         reader: Reader = _by_user(records, size, mechanism, microbatch, collate, users, samples_per_user, padded)
     else:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from groupclip.statement.terms import CLIPPED
+
 if TYPE_CHECKING:
     from groupclip.statement.record import PrivacyRecord
 
 
 def covered(record: PrivacyRecord) -> str:
     """Say what may be published under the figure."""
+    noisy = CLIPPED[record.mechanism.unit]
     return (
-        "The figure covers the final weights, the weights after every step, and every noisy gradient: all of them may be published "
+        f"The figure covers the final weights, the weights after every step, and every noisy {noisy}: all of them may be published "
         "together. Anything computed from them alone is covered as well."
         + (f" The final weights are {record.weights}: such an average costs no privacy." if record.weights else "")
         + (

@@ -8,7 +8,7 @@ from groupclip.noise.sources import KEY_GIVEN
 from groupclip.privacy import accounting
 from groupclip.privacy.figures import figure
 from groupclip.privacy.thresholds import sensitivity
-from groupclip.statement.terms import LAST, MECHANISMS, SAMPLINGS, software
+from groupclip.statement.terms import LAST, SAMPLINGS, mechanism_name, software
 
 if TYPE_CHECKING:
     from groupclip.statement.record import PrivacyRecord
@@ -27,7 +27,7 @@ def facts(record: PrivacyRecord) -> list[tuple[str, str]]:
             (f"epsilon of a person with {k} {mechanism.unit}s, at the same delta", figure(several.epsilon))
             for k, several in record.spent_by_several.items()
         ),
-        ("mechanism", MECHANISMS[mechanism.sampling]),
+        ("mechanism", mechanism_name(mechanism.sampling, mechanism.unit)),
         ("dataset size", f"{mechanism.dataset_size:,}"),
         ("expected batch size", f"{mechanism.expected_batch_size:,}"),
         ("sample rate q", f"{mechanism.sample_rate:.6g}"),
@@ -38,7 +38,7 @@ def facts(record: PrivacyRecord) -> list[tuple[str, str]]:
         ("groups", f"{len(record.thresholds)} ({record.partition_style})"),
         (f"one {mechanism.unit} adds to the sum", f"at most {sensitivity(record.thresholds):.6g} (l2 norm)"),
         ("the sum is divided by", f"the expected batch size, {mechanism.expected_batch_size:,}"),
-        ("losses assumed", f"each of one {mechanism.unit} alone"),
+        (f"{'updates' if mechanism.unit == 'client' else 'losses'} assumed", f"each of one {mechanism.unit} alone"),
         ("sampling assumed", SAMPLINGS[mechanism.sampling]),
         ("sampling used", _whose(record)),
         ("accountant", "none" if spent is None else f"{spent.accountant}, dp-accounting {accounting.version()}"),

@@ -21,7 +21,7 @@ from groupclip.privacy.mechanism import Mechanism
 from groupclip.privacy.sampled_step import counts_several
 from groupclip.privacy.spent import PrivacySpent
 from groupclip.statement.card import model_card as model_card
-from groupclip.statement.terms import LAST, MECHANISMS, SAMPLINGS, SCHEMA, UNITS, software
+from groupclip.statement.terms import CLIPPED, LAST, SAMPLINGS, SCHEMA, UNITS, mechanism_name, software
 from groupclip.statement.words import paragraphs
 
 SEVERAL = (2, 4, 8)  # samples of one person, for whom figures are stated too
@@ -158,7 +158,7 @@ class PrivacyRecord:
     def released(self) -> str:
         """What the figure covers, in words."""
         also = "".join(f", {name}" for name in self.other_releases)
-        return f"the noisy gradient of every step, so the weights after every step{also}"
+        return f"the noisy {CLIPPED[self.mechanism.unit]} of every step, so the weights after every step{also}"
 
     @property
     def sampling_is_ours(self) -> bool:
@@ -227,7 +227,7 @@ class PrivacyRecord:
             "epsilon": None if spent is None else spent.epsilon,
             "delta": self.delta,
             "epsilon_by_samples_of_a_person": {str(k): spent.epsilon for k, spent in self.spent_by_several.items()},
-            "mechanism": MECHANISMS[self.mechanism.sampling],
+            "mechanism": mechanism_name(self.mechanism.sampling, self.mechanism.unit),
             "dataset_size": self.mechanism.dataset_size,
             "expected_batch_size": self.mechanism.expected_batch_size,
             "sample_rate": self.mechanism.sample_rate,

@@ -7,6 +7,7 @@ from datetime import date
 from typing import Any
 
 from groupclip.privacy.figures import figure
+from groupclip.statement.terms import CLIPPED
 from groupclip.statement.verified import differences, plan_of
 
 TO_FILL_IN = "TO FILL IN: "
@@ -95,7 +96,7 @@ def registry_entry(record: Mapping[str, Any], *, slug: str, published: date) -> 
                 ),
                 "mechanisms": (
                     f"{record['mechanism']}, noise multiplier {plan.noise_multiplier:.6g}, sample rate {plan.sample_rate:.6g}. "
-                    f"Each {plan.unit}'s gradient is clipped ({record['clip']}) in {len(record['groups'])} groups "
+                    f"Each {plan.unit}'s {CLIPPED[plan.unit]} is clipped ({record['clip']}) in {len(record['groups'])} groups "
                     f"({record['partition_style']}).{vouched} Noise: {record['noise_source']}. Hardened against attacks on "
                     f"floating point: {'the noise is' if record['hardened_against_floating_point_attacks'] else 'no'}. "
                     f"Timing isn't hidden. Software: {software}. Plan (SHA-256): {record['plan_hash']}."

@@ -8,7 +8,7 @@ from typing import Any
 
 from groupclip.privacy.allocation import ROUNDING, noise_multiplier_of
 from groupclip.privacy.mechanism import UNITS, Mechanism
-from groupclip.statement.terms import MECHANISMS, SAMPLINGS, SCHEMA
+from groupclip.statement.terms import SAMPLINGS, SCHEMA, mechanism_name
 
 _CLOSE = 1e-6  # share: of figures that the same version of dp-accounting computes
 
@@ -55,8 +55,9 @@ def _facts(record: Mapping[str, Any], plan: Mechanism) -> list[str]:
         found.append(f"plan_hash: the facts of the plan give {plan.plan_hash}, the record says {record['plan_hash']}")
     if not _same(record["sample_rate"], plan.sample_rate):
         found.append(f"sample_rate: {plan.sample_rate!r}, the record says {record['sample_rate']!r}")
-    if record["mechanism"] != MECHANISMS[plan.sampling]:
-        found.append(f"mechanism: {MECHANISMS[plan.sampling]!r}, the record says {record['mechanism']!r}")
+    named = mechanism_name(plan.sampling, plan.unit)
+    if record["mechanism"] != named:
+        found.append(f"mechanism: {named!r}, the record says {record['mechanism']!r}")
     taken = sum(record["sampling_used"].values())
     if record["steps_taken"] != taken:
         found.append(f"steps_taken: the steps by sampler are {taken} together, the record says {record['steps_taken']}")

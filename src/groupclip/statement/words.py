@@ -11,7 +11,7 @@ from groupclip.privacy.figures import figure, reading
 from groupclip.privacy.thresholds import sensitivity
 from groupclip.statement.covered import covered, not_covered
 from groupclip.statement.facts import others
-from groupclip.statement.terms import SAMPLINGS
+from groupclip.statement.terms import CLIPPED, SAMPLINGS
 
 if TYPE_CHECKING:
     from groupclip.statement.record import PrivacyRecord
@@ -56,6 +56,8 @@ def lead(record: PrivacyRecord) -> str:
         return "NOT PRIVATE: no epsilon is claimed, for the reasons given below."
     if record.mechanism.unit == "user":
         return "The guarantee is about one user; a person who appears as several users is protected less."
+    if record.mechanism.unit == "client":
+        return "The guarantee is about one client; a person whose data several clients hold is protected less."
     return "The guarantee is about one sample; a person with several samples in the data is protected less."
 
 
@@ -142,6 +144,12 @@ def _protected(record: PrivacyRecord) -> str:
             f"The unit of privacy is {record.unit}. The gradient of a user's mean loss was clipped as one. A person who "
             f"appears as several users is protected less{_several(record)}. {general}"
         )
+    if record.mechanism.unit == "client":
+        return (
+            f"The unit of privacy is {record.unit}. The update of a client was clipped as one. A person whose data several clients "
+            f"hold is protected less{_several(record)}. The guarantee is against those who see what the server releases; the "
+            f"server itself sees every update. {general}"
+        )
     return (
         f"The unit of privacy is {record.unit}. A person with several samples in the data is protected "
         f"less{_several(record)}. {general}"
@@ -168,15 +176,16 @@ def _method(record: PrivacyRecord) -> str:
     twice = f" Replacing the {unit} moves the sum by at most twice that." if mechanism.adjacency == "replace-one" else ""
     noise = "Gaussian noise was added to the sum" if mechanism.noise_multiplier else "No noise was added to the sum"
     several = record.views > 1
-    gradient = f"the mean gradient of {record.views} views of every {unit}" if several else f"the gradient of every {unit}"
+    rests, what, together = ("updates", "update", "round") if unit == "client" else ("losses", "loss", "batch")
+    gradient = f"the mean gradient of {record.views} views of every {unit}" if several else f"the {CLIPPED[unit]} of every {unit}"
     once = f" The views of one {unit} are clipped as one, so their number costs no privacy." if several else ""
     return (
         f"In each step {gradient} was clipped ({record.clip}) in {groups}, so that one {unit} adds "
         f"at most {total:.6g} in all to the sum.{once}{twice} {noise} (noise multiplier {mechanism.noise_multiplier:.6g}). The "
         f"sum was then divided by the expected batch size, {mechanism.expected_batch_size:,}. {record.steps:,} of "
         f"{mechanism.steps:,} planned steps were taken. The record beside this statement gives the threshold and "
-        f"the noise of every group. The guarantee rests on losses of single {unit}s, which groupclip took as they were given: the "
-        f"loss of one {unit} mustn't depend on another {unit} of its batch."
+        f"the noise of every group. The guarantee rests on {rests} of single {unit}s, which groupclip took as they were given: the "
+        f"{what} of one {unit} mustn't depend on another {unit} of its {together}."
         + (
             f" Every step also released the following, paid for in the same figure: {others(record)}. These releases move the "
             "thresholds, and the noise with them, after every step; the record has the last thresholds and noise."
