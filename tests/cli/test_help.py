@@ -9,7 +9,7 @@ import pytest
 from groupclip.cli.app import app
 
 VERBS = {
-    "Allow", "Attack", "Audit", "Build", "Cap", "Check", "Choose", "Compute", "Count", "Decode", "Draw", "Evaluate",
+    "Allow", "Attack", "Audit", "Build", "Cap", "Check", "Choose", "Compare", "Compute", "Count", "Decode", "Draw", "Evaluate",
     "Find", "Give", "Go", "Hold", "Keep", "List", "Make", "Measure", "Move", "Name", "Pretrain", "Print", "Put",
     "Read", "Replay", "Run", "Set", "Show", "Take", "Tell", "Train", "Use", "Write",
 }  # fmt: skip
@@ -54,10 +54,18 @@ def test_so_do_the_commands_of_the_paper(name: str) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_says_what_it_does_with_a_verb(name: str) -> None:
-    """So it can be read alone: "Of sgd." needs the line above."""
-    told = {option.name: getattr(option, "help", None) for option in COMMANDS[name].params}
+    """So it can be read alone: "Of sgd." needs the line above. What an argument is, the text of the command tells."""
+    options = [param for param in COMMANDS[name].params if not isinstance(param, click.Argument)]
+    told = {option.name: getattr(option, "help", None) for option in options}
     wrong = {option: text for option, text in told.items() if not begins_with_a_verb(text) or not str(text).endswith(".")}
     assert not wrong
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_argument_is_told_of_by_its_command(name: str) -> None:
+    for argument in COMMANDS[name].params:
+        if isinstance(argument, click.Argument):
+            assert str(argument.metavar).rstrip(".") + " is " in (COMMANDS[name].help or "")
 
 
 def test_twin_a_fragment_is_seen() -> None:

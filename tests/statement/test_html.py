@@ -1,9 +1,7 @@
 """The report of a run: complete, in one file, and safe whatever names the groups have."""
 
-import base64
 import functools
 import re
-from html.parser import HTMLParser
 
 import pytest
 from torch import nn
@@ -15,25 +13,9 @@ from groupclip.statement.html import RunReport, _above_noise, html_report
 from groupclip.statement.names import plain_name
 from groupclip.statement.plots import COLOURS, accuracy, epsilon, noisy_norms, short_names
 from groupclip.tasks import TaskOptions, load_task
+from pages import Tags, figures
 
 ODD = '<script>alert("group")</script>'
-
-
-class Tags(HTMLParser):
-    """Opened tags with their attributes; fails on what is closed wrongly."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[tuple[str, dict]] = []
-        self.open: list[str] = []
-
-    def handle_starttag(self, tag, attrs):
-        self.seen.append((tag, dict(attrs)))
-        if tag not in ("meta", "img"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
 
 
 def report(**changes):
@@ -58,10 +40,6 @@ def report(**changes):
 def page():
     """Drawn once."""
     return html_report(report())
-
-
-def figures(html):
-    return [base64.b64decode(part).decode() for part in re.findall(r"data:image/svg\+xml;base64,([^\"]+)", html)]
 
 
 def test_it_is_one_file_that_fetches_nothing_and_runs_nothing():
@@ -221,14 +199,14 @@ def test_keys_have_plain_names():
     html = html_report(
         report(
             data={"train_size": 9, "label_set": "given"},
-            settings={"eval_every": 2, "hardened": False, "lr": 0.1, "task_options": {"text_column": "my_text"},
-                      "thresholds": {"self_attention": 0.5}},
+            settings={"eval_every": 2, "hardened": False, "lr": 0.1, "clipping": ["a", "b"],
+                      "task_options": {"text_column": "my_text"}, "thresholds": {"self_attention": 0.5}},
         )
     )  # fmt: skip
     for told in (
         "<th>training samples</th><td>9</td>", "<th>set of labels</th>", "<th>steps between evaluations</th><td>2</td>",
         "<th>noise on a grid (hardened)</th><td>no</td>", "<td>column of texts: my_text</td>",
-        "<td>self_attention: 0.5</td>",
+        "<td>self_attention: 0.5</td>", "<td>a, b</td>",
     ):  # fmt: skip
         assert told in html
     assert "<th>coordinates</th>" in html

@@ -19,6 +19,7 @@ from .calibrate import calibrate
 from .check import check
 from .epsilon import epsilon
 from .memory import plan
+from .report import report
 from .reproduce import reproduce
 from .statement import statement
 from .train import train
@@ -40,7 +41,7 @@ def app() -> None:
     """
 
 
-for command in (train, advise, check, audit, calibrate, epsilon, budget, statement, plan, bound, reproduce, bench):
+for command in (train, advise, check, audit, calibrate, epsilon, budget, statement, report, plan, bound, reproduce, bench):
     app.add_command(command)
 
 

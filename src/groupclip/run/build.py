@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -138,10 +139,17 @@ def model_of(config: RunConfig, task: Task) -> nn.Module:
 
 def groups_of(config: RunConfig, task: Task, model: nn.Module, optimizer: Optimizer | None) -> Partition:
     """Make the groups of a run; a planned style is planned for a full microbatch, of which only shapes matter."""
+    return groups_for(config, task.input_shape, task.vocabulary, model, optimizer)
+
+
+def groups_for(
+    config: RunConfig, input_shape: Sequence[int], vocabulary: int | None, model: nn.Module, optimizer: Optimizer | None
+) -> Partition:
+    """Make the groups as :func:`groups_of`, without the task."""
     if isinstance(config.clipping, str) and config.clipping.startswith(PLANNED):
-        kind = torch.float32 if task.vocabulary is None else torch.int64
+        kind = torch.float32 if vocabulary is None else torch.int64
         rows = config.microbatch * config.views
-        inputs = torch.empty(rows, *task.input_shape, dtype=kind, device="meta")
+        inputs = torch.empty(rows, *input_shape, dtype=kind, device="meta")
         labels = torch.empty(rows, dtype=torch.int64, device="meta")
         return planned(model, config.clipping, (inputs, labels), optimizer)
     return partition(model, config.clipping)

@@ -49,7 +49,7 @@ def write_release(
         weights = {name: plain_tensor(value) for name, value in trainer.released.state_dict().items()}
         write_atomically(made / "model.safetensors", serialise(weights, {"format": "pt"}))
         write_atomically(made / "privacy.json", as_json(record.to_dict()))
-        write_atomically(made / "config.json", as_json(model_settings(config, task)))
+        write_atomically(made / "config.json", as_json({**model_settings(config, task), **_measured(task, evaluation)}))
         write_atomically(made / "README.md", _card(config, task, record, progress, evaluation))
         if release.exists():
             shutil.rmtree(release)
@@ -172,6 +172,19 @@ def model_settings(config: RunConfig, task: Task) -> dict[str, Any]:
         "classes": list(task.classes),
         "vocabulary": task.vocabulary,
         "preprocessing": task.description.get("preprocessing"),
+    }
+
+
+def _measured(task: Task, evaluation: Evaluation | None) -> dict[str, Any]:
+    """Return what the card tells of held-out records, for programs; nothing if the run never evaluates."""
+    if evaluation is None:
+        return {}
+    return {
+        "evaluation": {
+            "accuracy": evaluation.test_accuracy,
+            "commonest_class": evaluation.majority_share,
+            "held_out_records": len(task.test),
+        }
     }
 
 

@@ -64,11 +64,11 @@ def html_report(run: RunReport) -> str:
     parts = [
         f"<h1>{escape(run.title)}</h1>",
         '<div class="figures">',
-        _headline(accuracy, "accuracy on held-out records"),
-        *([] if run.test_accuracy is None else [_headline(f"{run.chance:.1%}", "by always naming the commonest class")]),
-        _headline(figure(run.epsilon), f"epsilon at delta {run.delta:g}"),
-        _headline(str(run.steps), "steps charged"),
-        _headline(str(len(run.partition)), f"groups ({run.partition.style})"),
+        headline(accuracy, "accuracy on held-out records"),
+        *([] if run.test_accuracy is None else [headline(f"{run.chance:.1%}", "by always naming the commonest class")]),
+        headline(figure(run.epsilon), f"epsilon at delta {run.delta:g}"),
+        headline(str(run.steps), "steps charged"),
+        headline(str(len(run.partition)), f"groups ({run.partition.style})"),
         "</div>",
         *(f"<p><b>{escape(finding)}</b></p>" for finding in run.findings),
         "<h2>Privacy</h2>",
@@ -110,7 +110,7 @@ def _course(run: RunReport) -> list[str]:
     kept = [row for row in run.rows if not _is_lost(run, row["step"])]
     accuracy = [(row["step"], row["test_accuracy"]) for row in kept if "test_accuracy" in row]
     epsilon = [(row["step"], row["epsilon"]) for row in run.rows]
-    return _side_by_side(
+    return side_by_side(
         (plots.accuracy(accuracy, {"guessing": run.chance}), "accuracy on held-out records over the steps"),
         (plots.epsilon(epsilon, run.planned_epsilon), "epsilon spent over the steps"),
     )
@@ -133,7 +133,7 @@ def _norms(run: RunReport) -> list[str]:
     shown = {group: curves[group] for group in run.partition if group in seen[: len(plots.COLOURS)]}
     told = []
     if shown:
-        told += _side_by_side((plots.noisy_norms(shown, noise), "norm of the noisy gradient over the steps"))
+        told += side_by_side((plots.noisy_norms(shown, noise), "norm of the noisy gradient over the steps"))
     if len(shown) < len(seen):
         told.append(f"<p>The figure shows the {len(shown)} of {len(seen)} groups that stand out most.</p>")
     hidden = len(run.partition) - len(seen)
@@ -159,7 +159,7 @@ def _bars(run: RunReport) -> list[str]:
         (run.thresholds, "Clipping threshold R_m", "threshold of each group"),
     )
     figures = [(plots.bars(v, title), meaning) for v, title, meaning in asked if len(set(v.values())) > 1]
-    return _side_by_side(*figures) if figures else []
+    return side_by_side(*figures) if figures else []
 
 
 def told_lost(lost: Sequence[tuple[int, int]]) -> str:
@@ -188,40 +188,43 @@ def _groups(run: RunReport) -> str:
     )
     head = "<tr><th>group</th><th>parameters</th><th>coordinates</th><th>threshold R_m</th><th>noise</th>"
     head += "<th>noise / batch size</th></tr>"
-    return _scrolling(f'<table class="numbers">{head}{rows}</table>', "groups")
+    return scrolling(f'<table class="numbers">{head}{rows}</table>', "groups")
 
 
 def table(facts: Mapping[str, Any]) -> str:
     """Lay names and values out in two columns."""
     rows = "".join(
-        f"<tr><th>{escape(plain_name(k))}</th><td>{escape(_text(v, options=k.endswith('_options')))}</td></tr>"
+        f"<tr><th>{escape(plain_name(k))}</th><td>{escape(text_of(v, options=k.endswith('_options')))}</td></tr>"
         for k, v in facts.items()
     )
-    return _scrolling(f"<table>{rows}</table>", "facts")
+    return scrolling(f"<table>{rows}</table>", "facts")
 
 
-def _scrolling(table: str, meaning: str) -> str:
+def scrolling(table: str, meaning: str) -> str:
+    """Put a table, as HTML, where it scrolls by itself on a narrow page."""
     # reached by the keyboard too, so that its right end can be seen without a mouse
     return f'<div class="table" role="region" aria-label="{meaning}" tabindex="0">{table}</div>'
 
 
-def _text(value: Any, *, options: bool = False) -> str:
+def text_of(value: Any, *, options: bool = False) -> str:
+    """Write a value of a setting or a fact in words."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Mapping):
         return ", ".join(
-            f"{plain_name(k) if options else k}: {_text(v)}" for k, v in value.items()
+            f"{plain_name(k) if options else k}: {text_of(v)}" for k, v in value.items()
         )  # else k is a group
     if isinstance(value, (list, tuple)):
-        return ", ".join(map(_text, value))
+        return ", ".join(map(text_of, value))
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _headline(value: str, meaning: str) -> str:
+def headline(value: str, meaning: str) -> str:
+    """Write one large figure and what it means."""
     return f"<div><strong>{escape(value)}</strong><span>{escape(meaning)}</span></div>"
 
 
-def _side_by_side(*figures: tuple[str, str]) -> list[str]:
+def side_by_side(*figures: tuple[str, str]) -> list[str]:
     """Lay out figures, each as (SVG, what it shows); on a narrow page they stand below each other."""
     return ['<div class="charts">', *(_image(*figure) for figure in figures), "</div>"]
 
@@ -242,6 +245,7 @@ _PAGE = """<!DOCTYPE html>
 body {{ font: 15px/1.5 system-ui, sans-serif; color: #1d2430; }}
 body {{ max-width: 52rem; margin: 2rem auto; padding: 0 1rem; }}
 h1 {{ font-size: 1.5rem; }}
+h3 {{ font-size: 1rem; margin: 1.4rem 0 .4rem; font-weight: 600; }}
 h2 {{ font-size: 1.1rem; margin-top: 2.2rem; padding-bottom: .2rem; border-bottom: 1px solid #d5dae1; }}
 .figures {{ display: flex; flex-wrap: wrap; gap: 1rem 2.5rem; }}
 .figures strong {{ display: block; font-size: 1.6rem; font-weight: 600; }}
@@ -253,10 +257,20 @@ p {{ overflow-wrap: anywhere; }}
 table {{ border-collapse: collapse; }}
 th, td {{ text-align: left; vertical-align: top; padding: .15rem 1.2rem .15rem 0; }}
 table th {{ font-weight: 500; color: #596273; }}
-.numbers th, .numbers td {{ white-space: nowrap; }}
 @media (min-width: 40rem) {{ table th {{ white-space: nowrap; }} }}
+.numbers td {{ white-space: nowrap; }}
+.numbers th {{ white-space: normal; vertical-align: bottom; }}
 td {{ overflow-wrap: break-word; }}
 .numbers td + td, .numbers th + th {{ text-align: right; font-variant-numeric: tabular-nums; }}
+@media print {{
+body {{ font-size: 11px; max-width: none; margin: 0; padding: 0; }}
+h2, h3 {{ break-after: avoid; }}
+.charts {{ grid-template-columns: 1fr 1fr; }}
+.charts img, tr {{ break-inside: avoid; }}
+.table {{ overflow: visible; }}
+th, td {{ padding-right: .6rem; }}
+.numbers td {{ white-space: normal; }}
+}}
 </style>
 </head>
 <body>

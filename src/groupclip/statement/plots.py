@@ -102,6 +102,67 @@ def bars(values: Mapping[str, float], title: str) -> str:
         return svg(figure)
 
 
+def of_runs(
+    curves: Mapping[str, Curve], title: str, x: str, *, unit: str = "", x_unit: str = "", points: bool = False, joined: bool = False
+) -> str:
+    """Return several runs in one panel, each in a colour of its own.
+
+    Args:
+        curves: run -> points; at most as many as there are COLOURS. One without points has no line, and keeps its colour.
+        x: what the horizontal axis is.
+        unit: of the vertical axis: "%" for shares, "B", "s", or "" for a number.
+        x_unit: of the horizontal axis; "" for whole numbers, such as steps.
+        points: marks in the place of lines; whole numbers are on a logarithmic axis then.
+        joined: a grey line through the points of all runs, from left to right.
+    """
+    from matplotlib.ticker import EngFormatter
+
+    with drawing(1, height=2.8 + 0.18 * -(-len(curves) // 2), width=_SINGLE) as (figure, (axes,)):
+        if joined:
+            together = sorted(point for curve in curves.values() for point in curve)
+            axes.plot(*zip(*together, strict=True), color=GREY, linewidth=0.8, zorder=1)
+        widths = [1.2 + 3 * (len(curves) - i) / len(curves) for i in range(len(curves))]  # what lies below stands out at the sides
+        for name, colour, width, curve in zip(short_names(list(curves)), COLOURS, widths, curves.values(), strict=False):
+            if curve:
+                marker, size = ("o", 3 + 1.5 * width) if points or len(curve) == 1 else ("none", 0)
+                line = "none" if points else "-"
+                look = {"marker": marker, "markersize": size, "linestyle": line, "linewidth": width}
+                axes.plot(*zip(*curve, strict=True), color=colour, label=name, **look)
+        axes.set(title=title)
+        _over_steps(axes)
+        axes.set_xlabel(x)
+        if points and not x_unit:
+            _at(axes, sorted({place for curve in curves.values() for place, _ in curve}))
+        if x_unit:
+            axes.xaxis.set_major_formatter(EngFormatter(x_unit))
+            axes.xaxis.set_major_locator(_few_ticks())
+        if unit == "%":
+            axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.4g}%")
+        elif unit:
+            axes.yaxis.set_major_formatter(EngFormatter(unit))
+        if unit != "%":
+            axes.set_ylim(bottom=0)
+        figure.legend(frameon=False, fontsize=8, loc="outside lower left", ncols=2)
+        return svg(figure)
+
+
+def _at(axes: Axes, places: Sequence[float]) -> None:
+    """Mark whole numbers > 0 on a logarithmic axis; of many, some."""
+    from matplotlib.ticker import FixedLocator, NullLocator
+
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(FixedLocator(places[:: -(-len(places) // 8)]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(lambda place, _: f"{place:.0f}")
+
+
+def in_units(value: float, unit: str) -> str:
+    """Write a quantity with three digits and the unit's prefix: 0.0123 s is 12.3 ms."""
+    from matplotlib.ticker import EngFormatter
+
+    return EngFormatter(unit)(float(f"{value:.3g}"))
+
+
 def _over_steps(axes: Axes) -> None:
     """Mark whole steps: there is no half a step."""
     from matplotlib.ticker import MaxNLocator
