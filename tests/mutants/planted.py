@@ -398,7 +398,11 @@ ALONE = (
         "a round of which all answered isn't counted",
         "what is spent is counted",
         "tests/federated/test_average.py",
-        ("federated/average.py", '        self.ledger.record("groupclip")', '        _ = self._open and self.ledger.record("groupclip")'),
+        (
+            "federated/average.py",
+            '        self.ledger.record("groupclip")',
+            '        _ = self._open and self.ledger.record("groupclip")',
+        ),
     ),
     mutant(
         "clients' noise of the smallest group",
