@@ -13,11 +13,11 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ..nested import has_numbers, instances_in, replaced, tensors_in
+from .at_once import AT_ONCE
 from .tensors import PrivateParameter, PrivateTensor
 from .vmap import NestedLevel, Part, hooks_on_saved, natively
 
@@ -250,43 +250,6 @@ def _by_itself(part: Part, func: Any, args: Any, kwargs: Any) -> Any:
     raise Differ(list(range(part.size)), outside=True)
 
 
-# ------------------------------------------------------------------ attention
-
-
-def _attention(
-    part: Part, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
-    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
-) -> Tensor:  # fmt: skip
-    """Fused kernels take any number of sequences in dimension 0; they have no batching rule on the CPU."""
-    dims = query.dim()
-    if dims not in (3, 4) or key.dim() != dims or value.dim() != dims:
-        raise NestedLevel
-    front = query.shape[0] if dims == 4 else 1  # sequences of a sample
-    with natively():
-        tensors = [part.physical(t) if part.holds(t) else part.each(t) for t in (query, key, value)]
-        tensors = [t.flatten(0, 1) if dims == 4 else t for t in tensors]
-        mask = attn_mask
-        if mask is not None and part.holds(mask):
-            mask = part.physical(mask)
-            mask = mask[(slice(None), *[None] * (dims - mask.dim() + 1))]  # [size, .., L, S] with as many dimensions
-            if dims == 4:
-                mask = mask.expand(-1, front, *mask.shape[2:]).flatten(0, 1)
-        elif mask is not None and dims == 4 and mask.dim() == 4 and mask.shape[0] != 1:
-            mask = part.each(mask).flatten(0, 1)
-        elif mask is not None and dims == 3 and mask.dim() == 3 and mask.shape[0] != 1:
-            mask = part.each(mask)
-        if dims == 3:
-            tensors = [t if t.dim() == 4 else t.unsqueeze(1) for t in tensors]
-        q, k, v = tensors
-        out = F.scaled_dot_product_attention(q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-        return part.logical(out.unflatten(0, (part.size, front)) if dims == 4 else out)
-
-
-def _sdpa(part: Part, func: Any, args: Any, kwargs: Any) -> Any:
-    del func
-    return _attention(part, *args, **kwargs)
-
-
 #: operation -> what is done in its stead when a sample's tensor takes part.
 SPECIAL: dict[Any, Run] = {
     **dict.fromkeys(
@@ -296,5 +259,5 @@ SPECIAL: dict[Any, Run] = {
     **dict.fromkeys(
         (Tensor.numpy, Tensor.__array__, Tensor.register_hook, Tensor.retain_grad, Tensor.data_ptr, Tensor.untyped_storage),
         _by_itself),
-    F.scaled_dot_product_attention: _sdpa,
+    **AT_ONCE,
 }  # fmt: skip
