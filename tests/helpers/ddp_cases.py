@@ -195,9 +195,14 @@ def case_refused_at_attach(rank: Rank) -> Any:
 
 def case_refused_steps(rank: Rank) -> Any:
     """What no rank steps on, though only one has something wrong; and that all go on after it."""
-    model, optimizer, engine, mechanism = private()
+    model = DistributedDataParallel(net(torch.float64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    # 7 samples in each batch: every rank has two micro-batches of one at least
+    fixed = {"sampling": "without-replacement", "adjacency": "replace-one"}
+    mechanism = gc.Mechanism(dataset_size=SIZE, expected_batch_size=7, steps=6, noise_multiplier=1.0, **fixed)
+    engine = gc.attach(model, optimizer, "uniform:2", mechanism)
     before = [p.detach().clone() for p in engine.model.parameters()]
-    batches = iter(gc.poisson_batches(data(torch.float64), mechanism, 3))
+    batches = iter(gc.logical_batches(data(torch.float64), mechanism, 1))
     told: dict[str, Any] = {}
 
     def backward(batch: Any) -> None:
@@ -224,7 +229,7 @@ def case_refused_steps(rank: Rank) -> Any:
     told["after"] = engine.ledger.steps_by_sampler
     batch = next(batches)
     micros = list(batch)
-    told["left some out"] = bool(len(micros) and len(micros[0][0]))  # the smallest batches hold nobody for rank 1
+    told["their sizes"] = [len(micro[0]) for micro in micros]
     for micro in micros[1:] if rank.rank == 1 else micros:
         engine.backward(losses(model, micro))
     optimizer.step()

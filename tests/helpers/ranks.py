@@ -31,9 +31,11 @@ class Rank:
     folder: Path
 
 
-def run(size: int, modules: str, folder: Path, names: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+def run(
+    size: int, modules: str, folder: Path, names: tuple[str, ...] = (), patience: int = PATIENCE
+) -> list[dict[str, Any]]:
     """Return, of every rank, what each case returned, or ``{"error": ..}``. ``modules``: names with commas between."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "RANKS_PATIENCE": str(patience)}
     arguments = [str(size), str(folder), *names]
     commands = [[sys.executable, __file__, modules, str(rank), *arguments] for rank in range(size)]
     started = [subprocess.Popen(command, env=environment) for command in commands]
@@ -47,7 +49,7 @@ def main(modules: str, rank: int, size: int, folder: Path, names: list[str]) -> 
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=size,
-        timeout=datetime.timedelta(seconds=PATIENCE),
+        timeout=datetime.timedelta(seconds=int(os.environ["RANKS_PATIENCE"])),
     )  # fmt: skip
     cases: dict[str, Callable[[Rank], Any]] = {}
     for module in modules.split(","):

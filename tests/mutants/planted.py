@@ -712,6 +712,18 @@ NOISE = (
         ("engine/custody.py", "                    stands = kept.is_as_noted\n", "                    pass\n"),
     ),
     mutant(
+        "a rank begins batches of another step than the others",
+        "one draw over the whole data set, dealt to all ranks",
+        "tests/distributed/test_refused.py",
+        ("sampling/batches.py", "            unanimous(together, lambda: None, self._facts, BATCHES)\n", ""),
+    ),
+    mutant(
+        "a rank loads another state than the others",
+        "one ledger on all ranks",
+        "tests/distributed/test_refused.py",
+        ("engine/state.py", "lambda: {\"the state\": digest(state)}", "dict"),
+    ),
+    mutant(
         "a step that another rank refused",
         "a step is taken by all processes or by none",
         "tests/distributed/test_ddp.py",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -11,6 +12,7 @@ from ..errors import PrivacyViolation
 from .ranks import Ranks
 
 T = TypeVar("T")
+_log = logging.getLogger("groupclip")
 
 
 def unanimous(ranks: Ranks, act: Callable[[], T], facts: Callable[[], Mapping[str, Any]], what: str) -> T:
@@ -27,7 +29,7 @@ def unanimous(ranks: Ranks, act: Callable[[], T], facts: Callable[[], Mapping[st
     """
     error: Exception | None = None
     result: Any = None
-    told: dict[str, Any] = {"error": "", "facts": {}}
+    told: dict[str, Any] = {"error": "", "what": what, "facts": {}}
     try:
         result = act()
         told["facts"] = dict(facts())
@@ -39,7 +41,13 @@ def unanimous(ranks: Ranks, act: Callable[[], T], facts: Callable[[], Mapping[st
         raise error
     for rank, other in enumerate(everybody):
         if other["error"]:
-            raise PrivacyViolation(f"rank {rank} refused {what}, so no rank takes it. There: {other['error']}")
+            raise PrivacyViolation(f"rank {rank} refused {other['what']}, so no rank goes on. There: {other['error']}")
+    for rank, other in enumerate(everybody):
+        if other["what"] != what:
+            raise PrivacyViolation(
+                f"the ranks are at different places of the program: here (rank {ranks.rank}) all should decide on {what}, and rank "
+                f"{rank} decides on {other['what']}. Run the same program on all, and catch an error on all of them or on none"
+            )
     for rank, other in enumerate(everybody):
         differing = [name for name in told["facts"] if other["facts"].get(name) != _as_told(told["facts"][name])]
         if differing:
@@ -50,6 +58,51 @@ def unanimous(ranks: Ranks, act: Callable[[], T], facts: Callable[[], Mapping[st
                 "run the same program on all, and load the same state into all"
             )
     return result
+
+
+def agreed(
+    ranks: Ranks | None, act: Callable[[], T], what: str, *, undo: Callable[[T], object] = lambda _: None
+) -> T:
+    """Return what ``act`` returns, if it returns on every rank; None as ranks is one process, which asks nobody.
+
+    Args:
+        ranks: of the training. All of them must call it.
+        act: may raise on some ranks alone.
+        what: is decided, for messages.
+        undo: is given what ``act`` returned here, if another rank refused.
+
+    Raises:
+        PrivacyViolation: another rank refused. Where ``act`` raises, its own error is raised here.
+    """
+    if ranks is None:
+        return act()
+    done: list[T] = []
+    try:
+        return unanimous(ranks, lambda: done.append(act()) or done[0], dict, what)
+    except BaseException:
+        for result in done:
+            undo(result)
+        raise
+
+
+def refusing(act: Callable[[], T], ranks: Callable[[], Ranks | None], what: str) -> T:
+    """Return what ``act`` returns. Where it raises, this rank votes no in whatever the others vote on next.
+
+    For what one rank does without the others: they would wait for a rank that has gone.
+
+    Args:
+        act: checks something before the ranks meet.
+        ranks: finds them; None where one process trains alone.
+        what: is refused, for messages.
+    """
+    try:
+        return act()
+    except Exception as error:
+        together = ranks()
+        if together is not None:
+            _log.error(f"rank {together.rank} is refused {what}, and tells the other ranks when they come: {error}")
+            together.exchange({"error": f"{type(error).__name__}: {error}", "what": what, "facts": {}})
+        raise
 
 
 def digest(value: Any) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -10,6 +12,8 @@ from torch.optim import Optimizer
 from ..clipping.adaptive import Adaptive
 from ..clipping.budget import GroupNoise
 from ..clipping.functions import ClipFunction, LossReduction, clip_function
+from ..distributed.agreement import agreed
+from ..distributed.ranks import ranks
 from ..distributed.wrappers import check_wrappers, unwrapped
 from ..errors import PrivacyViolation
 from ..noise.sources import NoiseSource, SecureNoise
@@ -21,7 +25,7 @@ from ..privacy.reservation import Reservation
 from ..privacy.thresholds import Thresholds
 from .checks import check_arguments, check_modules, check_optimizer, check_parameters, check_whole, noise_multiplier
 from .engine import Engine
-from .shared import Shared, shared_training
+from .shared import PART, Shared, shared_training
 from .views import Views
 
 
@@ -78,7 +82,45 @@ def attach(
         UnsupportedOperation: what several processes can't train with (see docs/distributed.md).
         ValueError, TypeError: arguments that don't fit; nothing is changed then.
     """
-    wrapper, model = model, unwrapped(model)
+    several = None if mechanism is None else ranks()
+
+    def look() -> _LookedAt:
+        return _looked_at(
+            model, optimizer, groups, mechanism, clip, thresholds, allocation, loss_reduction, noise, budget, views
+        )
+
+    found = agreed(several, look, PART)
+    shared: Shared | None = None
+    if mechanism is not None:
+        shared = shared_training(
+            model, found.partition, mechanism, found.clip, found.amounts, found.noise, budget, views
+        )
+    return agreed(
+        several,
+        lambda: _build(found, optimizer, mechanism, loss_reduction, budget, shared),
+        PART,
+        undo=lambda engine: engine.detach(),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _LookedAt:
+    """What the arguments of :func:`attach` mean. Nothing is changed yet."""
+
+    model: nn.Module
+    partition: Partition
+    clip: ClipFunction
+    amounts: GroupNoise
+    noise: NoiseSource
+    views: Views
+
+
+def _looked_at(
+    wrapper: nn.Module, optimizer: Optimizer | None, groups: Any, mechanism: Mechanism | None, clip: str | ClipFunction,
+    thresholds: Thresholds | Adaptive, allocation: str | Mapping[str, float], loss_reduction: LossReduction,
+    noise: NoiseSource | None, budget: Budget | Reservation | None, views: int,
+) -> _LookedAt:  # fmt: skip
+    model = unwrapped(wrapper)
     check_wrappers(wrapper)
     partition_ = groups if isinstance(groups, Partition) else partition(model, groups)
     check_covers(partition_, model)
@@ -105,15 +147,22 @@ def attach(
             "noise that a seed reproduces can be subtracted again, so the steps would spend more than the budget counts: leave "
             "noise= out, or budget="
         )
-    shared: Shared | None = None
     if mechanism is None:
         check_whole(named)
-    else:
-        shared = shared_training(wrapper, partition_, mechanism, clip_, amounts, source, budget, views)
-        source = source if shared is None else shared.noise
+    return _LookedAt(model, partition_, clip_, amounts, source, several)
+
+
+def _build(
+    found: _LookedAt, optimizer: Optimizer | None, mechanism: Mechanism | None, loss_reduction: LossReduction,
+    budget: Budget | Reservation | None, shared: Shared | None,
+) -> Engine:  # fmt: skip
+    noise = found.noise if shared is None else shared.noise
     reservation = reserved(budget, mechanism)
     try:
-        engine = Engine(model, optimizer, partition_, mechanism, clip_, amounts, loss_reduction, source, several, shared)
+        engine = Engine(
+            found.model, optimizer, found.partition, mechanism, found.clip, found.amounts, loss_reduction, noise, found.views,
+            shared,
+        )  # fmt: skip
     except BaseException:
         if reservation is not None:
             reservation.close()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..clipping.budget import GroupNoise
 from ..clipping.functions import ClipFunction
-from ..distributed.agreement import digest, unanimous
+from ..distributed.agreement import agreed, digest, unanimous
 from ..distributed.ranks import Ranks, ranks
 from ..distributed.shards import is_sharded, roots, unsharded
 from ..distributed.wrappers import OutOfStep, check_ddp, check_nobody_averages, is_ddp, unwrapped
@@ -53,6 +53,10 @@ class Shared:
             assert backward.turns is not None
             backward.turns.roots = roots(unwrapped(self.wrapper))
         return [OutOfStep(self.wrapper)] if is_ddp(self.wrapper) else []  # pyright: ignore[reportArgumentType]
+
+
+#: What the ranks decide on in :func:`groupclip.attach`, in messages.
+PART = "part in the training"
 
 
 def shared_training(
@@ -97,8 +101,8 @@ def shared_training(
             "the weights": _weights(model),
         }
 
-    whole = unsharded(model)
-    own = unanimous(together, check, facts, "part in the training")
+    whole = agreed(together, lambda: unsharded(model), PART)
+    own = unanimous(together, check, facts, PART)
     training = together.from_first(uuid.uuid4().bytes).hex()
     return Shared(together, wrapper, own, training, whole)
 

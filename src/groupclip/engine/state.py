@@ -9,6 +9,7 @@ from typing import Any
 from ..autograd.gate import Group
 from ..clipping.budget import GroupNoise
 from ..clipping.functions import ClipFunction
+from ..distributed.agreement import digest, unanimous
 from ..errors import PrivacyViolation
 from ..noise.sources import KEY_GIVEN, NoiseSource
 from ..partition.groups import Partition
@@ -55,6 +56,27 @@ class State:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """See :meth:`groupclip.Engine.load_state_dict`."""
+        together = self.step.ranks
+        if together is None:
+            self._check(state)
+        else:
+            unanimous(together, lambda: self._check(state), lambda: {"the state": digest(state)}, "the state")
+        if self.ledger is not None:
+            self.ledger.load_state_dict(state["ledger"])
+            self.step.resumed(self.ledger.steps, str(state.get("training", "")))
+            if self.training is not None:
+                self.training.loaded(state.get("earlier", ()))
+        self.amounts.load(state["thresholds"])
+        for group in self.groups:
+            group.threshold = self.amounts.thresholds[group.name]
+        self.looks.taken |= set(state["unsafe"])
+        if self.ledger is not None and self.ledger.steps:
+            self.provenance = self.provenance.after(state["noise"])
+            if not self.provenance.secure:
+                self.ledger.void(REPRODUCIBLE)
+
+    def _check(self, state: Mapping[str, Any]) -> None:
+        """Raise what :meth:`load` raises; change nothing."""
         # states of older versions tell of no earlier training and no views, and have no name
         if not isinstance(state, Mapping) or set(state) | {"earlier", "training", "views"} != set(self.to_dict()):
             found = sorted(state) if isinstance(state, Mapping) else type(state).__name__
@@ -88,15 +110,4 @@ class State:
                     "run had this key, the same noise comes a second time and can be subtracted. Attach without noise=, for a "
                     "fresh key"
                 )
-            self.ledger.load_state_dict(state["ledger"])
-            self.step.resumed(self.ledger.steps, str(state.get("training", "")))
-            if self.training is not None:
-                self.training.loaded(state.get("earlier", ()))
-        self.amounts.load(state["thresholds"])
-        for group in self.groups:
-            group.threshold = self.amounts.thresholds[group.name]
-        self.looks.taken |= set(state["unsafe"])
-        if self.ledger is not None and self.ledger.steps:
-            self.provenance = self.provenance.after(state["noise"])
-            if not self.provenance.secure:
-                self.ledger.void(REPRODUCIBLE)
+            self.ledger.check_state(state["ledger"])

@@ -61,6 +61,11 @@ class PrivateStep:
         """A name of chance, which a state carries on; empty without a plan."""
         return "" if self._owner is None else self._owner.training
 
+    @property
+    def ranks(self) -> Ranks | None:
+        """Those that step together with this one; None where it trains alone."""
+        return None if self._together is None else self._together.ranks
+
     def join(self, ranks: Ranks, training: str, turns: Turns | None) -> None:
         """Step together with the other ranks of a training of this name of chance. ``turns``: of parameters cut over them."""
         assert self._ledger is not None and self._owner is not None

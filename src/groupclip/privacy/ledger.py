@@ -140,7 +140,12 @@ class Ledger:
         return sum(_counts(state["steps"]).values())
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Go on from a saved ledger of the same plan.
+        """Go on from a saved ledger of the same plan. Raises what :meth:`check_state` raises."""
+        self.check_state(state)
+        self._steps = _counts(state["steps"])
+
+    def check_state(self, state: Mapping[str, object]) -> None:
+        """Check that a saved ledger can be gone on from.
 
         Raises:
             ValueError: not a ledger's state.
@@ -171,7 +176,6 @@ class Ledger:
                 f"{sum(steps.values())}: loading it would forget steps whose results may have been seen. "
                 "Load it into a new engine (a new process) if those later steps were never released"
             )
-        self._steps = steps
 
     def _same_plan(self, saved: object, saved_hash: object) -> None:
         own = self.mechanism.to_dict()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Dataset
 
+from groupclip.distributed.agreement import refusing, unanimous
 from groupclip.distributed.ranks import Ranks, ranks
 from groupclip.errors import PrivacyViolation
 from groupclip.noise.keystream import KEY_BYTES, derive_key, new_key
@@ -90,7 +91,23 @@ def logical_batches(
         TypeError: a data set without length or index (a stream, a path, a dictionary of columns), or a DataLoader; when iterated,
             one that can't be sent to a worker.
     """
-    workers = Workers(num_workers, prefetch)
+
+    def look() -> "LogicalBatches":
+        return _looked_at(
+            dataset, mechanism, microbatch, users, samples_per_user, padded, start, collate, key, Workers(num_workers, prefetch)
+        )
+
+    return refusing(look, ranks, BATCHES)
+
+
+#: What the ranks decide on when they begin to iterate, in messages.
+BATCHES = "batches"
+
+
+def _looked_at(
+    dataset: Any, mechanism: Mechanism, microbatch: int, users: Sequence[Hashable] | None, samples_per_user: int | None,
+    padded: bool, start: int, collate: Collate | None, key: bytes | None, workers: Workers,
+) -> "LogicalBatches":  # fmt: skip
     if isinstance(microbatch, bool) or not isinstance(microbatch, int):
         raise TypeError(f"microbatch={microbatch!r} must be a whole number (int)")
     if microbatch < 1:
@@ -142,6 +159,7 @@ class LogicalBatches:
         if together is None:
             run = Run(self.mechanism, self.start, secret=self._key is None)
         else:
+            unanimous(together, lambda: None, self._facts, BATCHES)
             key = together.from_first(key)
             part, name = (together.rank, together.size), derive_key(key, "groupclip/sampling/public name").hex()
             run = Run(self.mechanism, self.start, secret=self._key is None, part=part, public_name=name)
@@ -158,6 +176,14 @@ class LogicalBatches:
                     yield batch
         finally:
             run.over = True
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "the plan of the batches": self.mechanism.plan_hash,
+            "the step that batches begin at": self.start,
+            "the micro-batches": self._reader.layout,
+            "the batches' key (given, or of chance)": self._key is not None,
+        }
 
     def _plan(self, found: np.ndarray, key: bytes, step: int, together: Ranks | None) -> list[Piece]:
         if together is None:

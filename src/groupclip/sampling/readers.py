@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 from torch.utils.data import TensorDataset
 
+from groupclip.distributed.agreement import digest
 from groupclip.sampling.collated import collated
 from groupclip.sampling.draws import subset
 
@@ -59,6 +60,11 @@ class Reader(Protocol):
     @property
     def fetch(self) -> "Fetch": ...
 
+    @property
+    def layout(self) -> str:
+        """Say in short how units become micro-batches: several processes must have the same."""
+        ...
+
     def plan(self, drawn: np.ndarray, *, key: bytes, step: int) -> list[Piece]: ...
 
     def laid_out(self, piece: Piece, samples: Any) -> Any:
@@ -71,6 +77,7 @@ class BySample:
 
     def __init__(self, dataset: Any, microbatch: int, collate: Collate | None) -> None:
         self.fetch, self._microbatch = Fetch(dataset, collate), microbatch
+        self.layout = f"microbatch={microbatch}"
 
     def plan(self, drawn: np.ndarray, *, key: bytes, step: int) -> list[Piece]:
         parts = [drawn[first : first + self._microbatch] for first in range(0, len(drawn), self._microbatch)]
@@ -88,6 +95,7 @@ class InPaddedBatches:
 
     def __init__(self, dataset: Any, microbatch: int, collate: Collate | None, largest: int) -> None:
         self.fetch, self._microbatch, self._largest = Fetch(dataset, collate), microbatch, largest
+        self.layout = f"microbatch={microbatch}, padded to {largest}"
 
     def plan(self, drawn: np.ndarray, *, key: bytes, step: int) -> list[Piece]:
         size = self._microbatch
@@ -114,6 +122,11 @@ class ByUser:
         for row, user in enumerate(users):
             self._rows.setdefault(user, []).append(row)
         self._order = list(self._rows)  # user i of the sampler: by first appearance
+
+    @property
+    def layout(self) -> str:
+        whose = digest(list(self._rows.values()))  # without the users' names
+        return f"microbatch={self._microbatch}, samples_per_user={self._most}, rows of the users {whose}"
 
     @property
     def users(self) -> int:
