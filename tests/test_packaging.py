@@ -36,7 +36,7 @@ def test_four_packages_are_needed() -> None:
 
 
 def test_every_extra_is_there_and_says_a_lowest_version() -> None:
-    assert set(EXTRAS) == {"cli", "transformers", "lightning", "reproduce", "docs", "dev"}
+    assert set(EXTRAS) == {"cli", "transformers", "lightning", "reproduce", "flower", "docs", "dev"}
     for requirement in (*PROJECT["dependencies"], *(r for name in EXTRAS for r in EXTRAS[name])):
         assert ">=" in requirement or requirement.startswith("groupclip["), requirement
 
