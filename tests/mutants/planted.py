@@ -712,6 +712,16 @@ NOISE = (
         ("engine/custody.py", "                    stands = kept.is_as_noted\n", "                    pass\n"),
     ),
     mutant(
+        "every rank sets the steps aside in the budget for itself",
+        "a budget is charged once for a step of all processes",
+        "tests/distributed/test_budget.py",
+        (
+            "engine/attach.py",
+            "reserved(budget, mechanism) if shared is None or shared.charges else None",
+            "reserved(budget, mechanism)",
+        ),
+    ),
+    mutant(
         "a rank begins batches of another step than the others",
         "one draw over the whole data set, dealt to all ranks",
         "tests/distributed/test_refused.py",

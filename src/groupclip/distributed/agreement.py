@@ -27,34 +27,15 @@ def unanimous(ranks: Ranks, act: Callable[[], T], facts: Callable[[], Mapping[st
     Raises:
         PrivacyViolation: another rank refused, or has other facts. Where ``act`` raises, its own error is raised here.
     """
-    error: Exception | None = None
-    result: Any = None
-    told: dict[str, Any] = {"error": "", "what": what, "facts": {}}
-    try:
-        result = act()
-        told["facts"] = dict(facts())
-    except Exception as caught:
-        error = caught
-        told["error"] = f"{type(caught).__name__}: {caught}"
-    everybody = ranks.exchange(told)
-    if error is not None:
-        raise error
+    result, everybody = _voted(ranks, act, facts, what)
+    own = everybody[ranks.rank]
     for rank, other in enumerate(everybody):
-        if other["error"]:
-            raise PrivacyViolation(f"rank {rank} refused {other['what']}, so no rank goes on. There: {other['error']}")
-    for rank, other in enumerate(everybody):
-        if other["what"] != what:
-            raise PrivacyViolation(
-                f"the ranks are at different places of the program: here (rank {ranks.rank}) all should decide on {what}, and rank "
-                f"{rank} decides on {other['what']}. Run the same program on all, and catch an error on all of them or on none"
-            )
-    for rank, other in enumerate(everybody):
-        differing = [name for name in told["facts"] if other["facts"].get(name) != _as_told(told["facts"][name])]
+        differing = [name for name in own if other.get(name) != own[name]]
         if differing:
             name = differing[0]
             raise PrivacyViolation(
                 f"the ranks don't agree on {name}, so none takes {what}: here (rank {ranks.rank}) it is "
-                f"{told['facts'][name]!r}, on rank {rank} {other['facts'].get(name)!r}. Several processes make one training: "
+                f"{own[name]!r}, on rank {rank} {other.get(name)!r}. Several processes make one training: "
                 "run the same program on all, and load the same state into all"
             )
     return result
@@ -63,7 +44,7 @@ def unanimous(ranks: Ranks, act: Callable[[], T], facts: Callable[[], Mapping[st
 def agreed(
     ranks: Ranks | None, act: Callable[[], T], what: str, *, undo: Callable[[T], object] = lambda _: None
 ) -> T:
-    """Return what ``act`` returns, if it returns on every rank; None as ranks is one process, which asks nobody.
+    """Return what ``act`` returns, if it returns on every rank. Where ``ranks`` is None, one process asks nobody.
 
     Args:
         ranks: of the training. All of them must call it.
@@ -78,11 +59,16 @@ def agreed(
         return act()
     done: list[T] = []
     try:
-        return unanimous(ranks, lambda: done.append(act()) or done[0], dict, what)
+        return _voted(ranks, lambda: done.append(act()) or done[0], dict, what)[0]
     except BaseException:
         for result in done:
             undo(result)
         raise
+
+
+def told_by_all(ranks: Ranks, facts: Callable[[], Mapping[str, Any]], what: str) -> list[dict[str, Any]]:
+    """Return the facts of every rank, in their order, which needn't be the same. Raises as :func:`agreed`."""
+    return _voted(ranks, lambda: None, facts, what)[1]
 
 
 def refusing(act: Callable[[], T], ranks: Callable[[], Ranks | None], what: str) -> T:
@@ -101,14 +87,43 @@ def refusing(act: Callable[[], T], ranks: Callable[[], Ranks | None], what: str)
         together = ranks()
         if together is not None:
             _log.error(f"rank {together.rank} is refused {what}, and tells the other ranks when they come: {error}")
-            together.exchange({"error": f"{type(error).__name__}: {error}", "what": what, "facts": {}})
+            together.exchange(_ballot(what, error, {}))
         raise
+
+
+def _ballot(what: str, error: Exception | None, facts: Mapping[str, Any]) -> dict[str, Any]:
+    return {"what": what, "error": "" if error is None else f"{type(error).__name__}: {error}", "facts": dict(facts)}
+
+
+def _voted(
+    ranks: Ranks, act: Callable[[], T], facts: Callable[[], Mapping[str, Any]], what: str
+) -> tuple[T, list[dict[str, Any]]]:
+    """Return what ``act`` returns, and the facts of every rank, if all of them return."""
+    error: Exception | None = None
+    result: Any = None
+    ballot = _ballot(what, None, {})
+    try:
+        result = act()
+        ballot = _ballot(what, None, facts())
+    except Exception as caught:
+        error = caught
+        ballot = _ballot(what, error, {})
+    everybody = ranks.exchange(ballot)
+    if error is not None:
+        raise error
+    for rank, other in enumerate(everybody):
+        if other["error"]:
+            raise PrivacyViolation(f"rank {rank} refused {other['what']}, so no rank goes on. There: {other['error']}")
+    for rank, other in enumerate(everybody):
+        if other["what"] != what:
+            raise PrivacyViolation(
+                f"the ranks are at different places of the program: here (rank {ranks.rank}) all should decide on {what}, and rank "
+                f"{rank} decides on {other['what']}. Run the same program on all, and catch an error on all of them or on none"
+            )
+    return result, [other["facts"] for other in everybody]
 
 
 def digest(value: Any) -> str:
     """Return a short name for a value that JSON holds: equal values have equal names."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
-
-def _as_told(value: Any) -> Any:
-    return json.loads(json.dumps(value))

@@ -63,7 +63,8 @@ def attach(
         noise: the source of noise; a new :class:`SecureNoise` by default. One of your own is named in the statement.
         budget: what all trainings and releases on these data may spend together. The plan's steps are set aside in it, each is
             charged before it is taken, and ``engine.detach`` frees the rest. To go on with a saved run, ``budget.reopen(name)``;
-            to train in rounds, ``budget.go_on(mechanism, label=..)``.
+            to train in rounds, ``budget.go_on(mechanism, label=..)``. On several processes rank 0 charges the steps of all, once;
+            the others may leave it out.
         views: K, views of each sample (augmentations of it): the attached model is trained on ``[B, K, ..]`` and returns ``[B, K,
             ..]``, and the mean of a sample's K gradients is clipped once. Losses are ``[B, K]``, or their means ``[B]``.
 
@@ -95,12 +96,15 @@ def attach(
         shared = shared_training(
             model, found.partition, mechanism, found.clip, found.amounts, found.noise, budget, views
         )
-    return agreed(
+    engine, reservation = agreed(
         several,
         lambda: _build(found, optimizer, mechanism, loss_reduction, budget, shared),
         PART,
-        undo=lambda engine: engine.detach(),
+        undo=lambda built: built[0].detach(),
     )
+    if shared is not None and engine.ledger is not None:
+        shared.draw_on(engine.ledger, reservation)
+    return engine
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,9 +159,10 @@ def _looked_at(
 def _build(
     found: _LookedAt, optimizer: Optimizer | None, mechanism: Mechanism | None, loss_reduction: LossReduction,
     budget: Budget | Reservation | None, shared: Shared | None,
-) -> Engine:  # fmt: skip
+) -> tuple[Engine, Reservation | None]:  # fmt: skip
+    """Make the engine, and set its steps aside in the budget, on the rank that charges them."""
     noise = found.noise if shared is None else shared.noise
-    reservation = reserved(budget, mechanism)
+    reservation = reserved(budget, mechanism) if shared is None or shared.charges else None
     try:
         engine = Engine(
             found.model, optimizer, found.partition, mechanism, found.clip, found.amounts, loss_reduction, noise, found.views,
@@ -169,4 +174,4 @@ def _build(
         raise
     if reservation is not None and engine.ledger is not None:
         engine.ledger.draw_on(reservation)
-    return engine
+    return engine, reservation

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,14 +13,16 @@ from torch import Tensor, nn
 
 from ..clipping.budget import GroupNoise
 from ..clipping.functions import ClipFunction
-from ..distributed.agreement import agreed, digest, unanimous
+from ..distributed.agreement import agreed, digest, told_by_all, unanimous
 from ..distributed.ranks import Ranks, ranks
 from ..distributed.shards import is_sharded, roots, unsharded
 from ..distributed.wrappers import OutOfStep, check_ddp, check_nobody_averages, is_ddp, unwrapped
-from ..errors import UnsupportedOperation
+from ..errors import PrivacyViolation, UnsupportedOperation
 from ..noise.sources import NoiseSource
 from ..partition.groups import Partition
+from ..privacy.ledger import Ledger
 from ..privacy.mechanism import Mechanism
+from ..privacy.reservation import Reservation
 from .backward import BackwardPass
 from .forward import Forward
 from .together import own_noise
@@ -36,6 +39,7 @@ class Shared:
         training: the name of the training, which all ranks have in common.
         whole: the parameters that passes are made with, by the id of what is kept of them
             (see :mod:`groupclip.distributed.shards`).
+        on_budget: rank 0 charges every step to a budget.
     """
 
     ranks: Ranks
@@ -43,6 +47,24 @@ class Shared:
     noise: NoiseSource
     training: str
     whole: dict[int, nn.Parameter]
+    on_budget: bool
+
+    @property
+    def charges(self) -> bool:
+        """Whether this rank is the one that charges a budget."""
+        return self.on_budget and self.ranks.rank == 0
+
+    def draw_on(self, ledger: Ledger, reservation: Reservation | None) -> None:
+        """Let the steps of all ranks be charged once, by rank 0, which has the reservation. All ranks must call it."""
+        if not self.on_budget:
+            return
+
+        def facts() -> dict[str, Any]:
+            if reservation is None:
+                return {}
+            return {"name": reservation.name, "lasts": reservation.lasts, "before": dict(reservation.before)}
+
+        ledger.draw_on(ChargedByFirst(self.ranks, reservation, **told_by_all(self.ranks, facts, PART)[0]))
 
     def begin(self, forward: Forward, backward: BackwardPass) -> list[OutOfStep]:
         """Let the engine sum over ranks, and nobody else, until what is returned is removed."""
@@ -53,6 +75,35 @@ class Shared:
             assert backward.turns is not None
             backward.turns.roots = roots(unwrapped(self.wrapper))
         return [OutOfStep(self.wrapper)] if is_ddp(self.wrapper) else []  # pyright: ignore[reportArgumentType]
+
+
+@dataclass(frozen=True, eq=False)
+class ChargedByFirst:
+    """Steps of all ranks, charged to a budget once: by rank 0, before any rank counts them.
+
+    Attributes:
+        reservation: of rank 0; None on the others.
+        name, lasts, before: as of the reservation.
+    """
+
+    ranks: Ranks
+    reservation: Reservation | None
+    name: str
+    lasts: bool
+    before: Mapping[str, int]
+
+    def charge(self, sampling: str) -> int:
+        """Charge one step, and return its number. All ranks must call it; where rank 0 can't charge it, none takes it."""
+
+        def charged() -> dict[str, int]:
+            return {} if self.reservation is None else {"step": self.reservation.charge(sampling)}
+
+        return told_by_all(self.ranks, charged, "the step")[0]["step"]
+
+    def close(self) -> None:
+        """Free the rest."""
+        if self.reservation is not None:
+            self.reservation.close()
 
 
 #: What the ranks decide on in :func:`groupclip.attach`, in messages.
@@ -81,11 +132,6 @@ def shared_training(
                 f"thresholds that sum to {largest:.3g} over the data set: sums of ranks that are finite may have one that isn't. "
                 "Give smaller thresholds"
             )
-        if budget is not None:
-            raise UnsupportedOperation(
-                "budget= under several processes: every rank would charge the same steps to it. Charge them by a training on one "
-                "process, or keep to the plan of this training"
-            )
         if is_ddp(wrapper):
             check_ddp(wrapper)
         return own_noise(noise, together)
@@ -101,10 +147,16 @@ def shared_training(
             "the weights": _weights(model),
         }
 
+    given = [rank["budget"] for rank in told_by_all(together, lambda: {"budget": budget is not None}, PART)]
+    if any(given) and not given[0]:
+        raise PrivacyViolation(
+            f"budget= is given on rank {given.index(True)} and not on rank 0, which charges the steps of all ranks to it: give it "
+            "on rank 0"
+        )
     whole = agreed(together, lambda: unsharded(model), PART)
     own = unanimous(together, check, facts, PART)
     training = together.from_first(uuid.uuid4().bytes).hex()
-    return Shared(together, wrapper, own, training, whole)
+    return Shared(together, wrapper, own, training, whole, given[0])
 
 
 def _weights(model: nn.Module) -> str:

@@ -1,14 +1,31 @@
 """What has been released: one event per optimizer step, and whose sampling made its batch."""
 
 from collections.abc import Mapping
+from typing import Protocol
 
 from groupclip.errors import BudgetExceeded, PrivacyViolation
 from groupclip.privacy.mechanism import Mechanism
-from groupclip.privacy.reservation import Reservation
 from groupclip.privacy.spent import PrivacySpent
 
 SAMPLERS = ("groupclip", "user")
 _KEYS = {"version", "mechanism", "plan_hash", "steps"}
+
+
+class Charged(Protocol):
+    """Steps of a budget, set aside for one training: a :class:`groupclip.privacy.reservation.Reservation`, or what asks for one."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def lasts(self) -> bool: ...
+
+    @property
+    def before(self) -> Mapping[str, int]: ...
+
+    def charge(self, sampling: str) -> int: ...
+
+    def close(self) -> None: ...
 
 
 class Ledger:
@@ -21,9 +38,9 @@ class Ledger:
         self._mechanism = mechanism
         self._steps: dict[str, int] = {sampler: 0 for sampler in SAMPLERS}
         self._void = ""
-        self._reservation: Reservation | None = None
+        self._reservation: Charged | None = None
 
-    def draw_on(self, reservation: Reservation) -> None:
+    def draw_on(self, reservation: Charged) -> None:
         """Charge every step to a budget from now on, before it is counted here. Steps of earlier rounds count."""
         self._reservation = reservation
         self._steps.update(reservation.before)
