@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import json
+import os
+import socket
+import subprocess
+import sys
+import time
 import tomllib
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -149,3 +156,63 @@ def test_a_server_that_restarts_goes_on_and_lost_clients_add_nothing(tmp_path: P
     other = dataclasses.replace(plan, noise_multiplier=1.5)
     with pytest.raises(gc.PrivacyViolation, match="has another plan"):
         again.server_app(later, server_context(config | {"noise-multiplier": other.noise_multiplier}))
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+@contextlib.contextmanager
+def running(folder: Path, name: str, *command: str, environment: dict[str, str]) -> Iterator[None]:
+    """A process of Flower's, with its log in a file, until the end."""
+    with (folder / f"{name}.log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
+        try:
+            yield
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["private_clients", "private_average"])
+def test_three_supernodes_and_a_superlink(tmp_path: Path, name: str) -> None:
+    """Flower's own processes: each message is answered by a process that begins anew. Two to three minutes."""
+    folder = EXAMPLES / f"flower_{name.removeprefix('private_')}"
+    commands = Path(sys.executable).parent
+    source = Path(gc.__file__).parents[1]
+    environment = os.environ | {
+        "FLWR_HOME": str(tmp_path / "flwr"), "FLWR_TELEMETRY_ENABLED": "0", "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(source), "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
+    }  # fmt: skip
+    port = free_port()
+    (tmp_path / "flwr").mkdir()
+    (tmp_path / "flwr" / "config.toml").write_text(
+        f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+    )
+    config = {"rounds": 2, "clients": 3, "out": str(tmp_path / "out")}
+    config |= {"steps-a-round": 3} if name == "private_clients" else {"clients-a-round": 2, "noise-multiplier": 2.0}
+    given = " ".join(f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}" for key, value in config.items())
+    link = [str(commands / "flower-superlink"), "--insecure", "--disable-runtime-dependency-installation", "--port", str(port)]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(running(tmp_path, "superlink", *link, environment=environment))
+        time.sleep(5)
+        for n, own in enumerate(nodes(tmp_path).values()):
+            told = " ".join(f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}" for key, value in own.items())
+            node = ["flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{port}", "--port", str(free_port())]
+            command = [str(commands / node[0]), *node[1:], "--node-config", told]
+            stack.enter_context(running(tmp_path, f"node-{n}", *command, environment=environment))
+        run = [str(commands / "flwr"), "run", str(folder), "here", "--stream", "--run-config", given]
+        done = subprocess.run(run, env=environment, capture_output=True, text=True, timeout=900)
+    logs = "\n".join(path.read_text(errors="replace")[-2000:] for path in sorted(tmp_path.glob("*.log")))
+    assert done.returncode == 0 and "accuracy " in done.stdout, f"{done.stdout}\n{done.stderr}\n{logs}"
+    if name == "private_clients":
+        plan = gc.Mechanism(dataset_size=EACH, expected_batch_size=64, steps=6, noise_multiplier=2.0)
+        for n in range(3):
+            spent = gc.Budget(tmp_path / f"client-{n}" / "samples.budget").spent()
+            assert spent.epsilon == pytest.approx(plan.epsilon(delta=spent.delta), rel=1e-9)
+    else:
+        record = json.loads((tmp_path / "out" / "privacy.json").read_text())
+        assert record["steps_taken"] == 2 and differences(record) == []

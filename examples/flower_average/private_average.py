@@ -10,6 +10,7 @@ Needs: pip install -e ".[cli,flower]"
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -26,7 +27,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import groupclip as gc
 from groupclip.federated import PrivateAverage
 
-client_app, server_app = ClientApp(), ServerApp()
+client_app = ClientApp()
+server_app = ServerApp()
 
 
 def new_model() -> nn.Module:
@@ -108,6 +110,8 @@ def serve(grid: Grid, context: Context) -> None:
     )
     if average.ledger.steps:
         model.load_state_dict(torch.load(out / "weights.pt", weights_only=True))
+    while len(list(grid.get_node_ids())) < clients:  # once: later on, who can't be reached adds zero
+        time.sleep(1)
     left = plan.steps - average.ledger.steps
     strategy = PrivateFedAvg(average, out, float(config["server-lr"]))
     strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=left)

@@ -26,7 +26,8 @@ from torch.utils.data import TensorDataset
 
 import groupclip as gc
 
-client_app, server_app = ClientApp(), ServerApp()
+client_app = ClientApp()
+server_app = ServerApp()
 
 
 def new_model() -> nn.Module:
