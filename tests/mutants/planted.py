@@ -116,6 +116,12 @@ CLIPPING = (
         ),
     ),
     mutant(
+        "a gradient that is formed again may be longer",
+        "what a sample adds is no longer than its norm says",
+        "tests/persample/test_rounded.py",
+        ("persample/streamed.py", "factors[which] * torch.where(now > stated, stated / now, 1.0).sqrt()", "factors[which]"),
+    ),
+    mutant(
         "negative Gram norm clamped",
         "norms are right where positions cancel",
         "tests/persample/test_cancelling.py",

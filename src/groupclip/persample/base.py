@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -84,6 +85,37 @@ def wide_product(a: Tensor, b: Tensor) -> Tensor:
     if a.is_cuda and wide != a.dtype == b.dtype:  # tensor cores sum in float32 anyway
         return torch.mm(a, b, out_dtype=wide)
     return a.to(wide) @ b.to(wide)
+
+
+def rounds_products(a: Tensor, b: Tensor) -> bool:
+    """Return whether products of the two are rounded to bfloat16, as bfloat16 autocast has them: on a CPU that multiplies it.
+
+    There is no product in torch whose operands alone are bfloat16, on the CPU; and one in float32 takes two to eight times as long.
+    """
+    return a.dtype == b.dtype == torch.bfloat16 and a.device.type == "cpu" and _multiplies_bfloat16()
+
+
+@cache
+def _multiplies_bfloat16() -> bool:
+    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def formed(a: Tensor, b: Tensor, memory: Tensor | None) -> Tensor:
+    """Return ``a @ b`` of each sample, ``[B, ..]``, in float32 or better: gradients that are to be normed as they come out.
+
+    Products in bfloat16 are of bfloat16's precision, and are normed, weighed and summed in float32: a sample's rounding is its own.
+
+    Args:
+        memory: ``[>= B, ..]`` for the result, if that is quicker: to get fresh memory takes time.
+    """
+    wide = accumulation_dtype(a.dtype)
+    out = None if memory is None else memory[: len(a)]
+    if a.is_cuda and wide != a.dtype == b.dtype:
+        return torch.bmm(a, b, out_dtype=wide)
+    if rounds_products(a, b):
+        rounded = torch.bmm(a, b)
+        return rounded.to(wide) if out is None else out.copy_(rounded)
+    return torch.bmm(a.to(wide), b.to(wide), out=out)
 
 
 def weigh(x: Tensor, factors: Tensor) -> Tensor:

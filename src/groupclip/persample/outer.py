@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .base import PerSample, weigh, weighing_rounding, wide_product
+from .base import PerSample, formed, rounds_products, weigh, weighing_rounding, wide_product
 from .cancelling import MayCancel
 from .dense import Dense
 from .norms import (
@@ -18,11 +18,12 @@ from .norms import (
     LAST,
     accumulation_dtype,
     choose_method,
+    forming_again_is_quicker,
     gram_square_sums,
     square_sums,
     streaming_is_quicker,
 )
-from .streamed import Streamed
+from .streamed import FormedAgain, Streamed
 
 
 class Outer(MayCancel):
@@ -92,11 +93,8 @@ class Outer(MayCancel):
         return self.form(None)
 
     def form(self, memory: Tensor | None) -> Tensor:
-        a, g = self.a, self.g
-        wide = accumulation_dtype(a.dtype)
-        left, right = (a.to(wide), g.to(wide)) if self.inputs_first else (g.to(wide), a.to(wide))
-        out = None if memory is None else memory[: self.num_samples]
-        return torch.bmm(left.transpose(1, 2), right, out=out)
+        left, right = (self.a, self.g) if self.inputs_first else (self.g, self.a)
+        return formed(left.transpose(1, 2), right, memory)
 
     def narrow(self, start: int, end: int) -> Outer:
         return Outer(self.a[start:end], self.g[start:end], self.inputs_first)
@@ -111,11 +109,16 @@ class Outer(MayCancel):
 
     def settle(self, method: str) -> PerSample:
         samples, positions, inputs, outputs = *self.a.shape, self.g.shape[2]
-        quick = method == LAST and samples > 1 and streaming_is_quicker(positions, inputs, outputs)
-        if quick and Streamed.is_worth(self, inputs * outputs):
-            return Streamed(self, inputs * outputs, positions * (inputs + outputs))
+        numbers, kept = inputs * outputs, positions * (inputs + outputs)
+        rounded = rounds_products(self.a, self.g) and numbers <= samples * kept
+        quick = samples > 1 and (rounded or streaming_is_quicker(positions, inputs, outputs))
+        if method == LAST and quick and Streamed.is_worth(self, numbers):
+            return Streamed(self, numbers, kept)
         if method in (AUTO, LAST):
             method = choose_method(positions, inputs, outputs, samples)
+            again = method == GRAM and rounded and positions > 1 and forming_again_is_quicker(positions, inputs, outputs)
+            if again and Streamed.is_worth(self, numbers):
+                return FormedAgain(self, numbers, kept)
         if method == GRAM or self.a.shape[1] == 1:
             self.square_norms()
             return self
