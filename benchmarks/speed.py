@@ -30,6 +30,7 @@ from shapes import gpt2, ids
 from shapes import roberta as roberta_config
 from tiny import GHOST, HOOKS, MAKERS, OURS, PLAIN, Case, Step, grouped, prepared, trainable
 from torch import Tensor, nn
+from weights import weights
 
 import groupclip as gc
 from groupclip.memory import measure
@@ -105,6 +106,7 @@ def mlp() -> Case:
 CASES: dict[str, Callable[[], Case]] = {
     "vit": vit, "roberta": roberta, "gpt2": gpt, "lora": lambda: roberta(lora=True), "cnn": cnn, "mlp": mlp,
 }  # fmt: skip
+PARTS = [*CASES, "growth", "weights"]
 CURVES = ("vit",)  # the models whose time and memory are shown for every number of groups
 
 
@@ -222,9 +224,15 @@ def growth(rounds: int) -> dict[str, Any]:
     return found
 
 
-def measured(rounds: int, models: Sequence[str], *, grow: bool) -> dict[str, Any]:
-    """Measure what the page shows, as JSON has it: these models, and how the cost grows."""
+def measured(rounds: int, models: Sequence[str], *, grow: bool, weigh: bool) -> dict[str, Any]:
+    """Measure what the page shows, as JSON has it: these models, how the cost grows, and what gradients of weights alone take."""
     found: dict[str, Any] = {"models": {}}
+    if weigh:
+        found["weights"] = {}
+        for name, make in CASES.items():
+            torch.manual_seed(SEED)
+            case = make()
+            found["weights"][name] = weights(case, rounds) | {"noise": noise(case, rounds)}
     for name in models:
         torch.manual_seed(SEED)
         load = round(os.getloadavg()[0], 1)
@@ -241,13 +249,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--only", nargs="+", choices=[*CASES, "growth"], default=[*CASES, "growth"])
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--json", type=Path, help="the file to write; without it, the figures are printed")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     warnings.simplefilter("ignore")  # of Opacus's and torch's hooks
     logging.disable(logging.WARNING)  # that batches are of a sampling of one's own, once for each engine
-    found = measured(given.rounds, [name for name in CASES if name in given.only], grow="growth" in given.only)
+    models = [name for name in CASES if name in given.only]
+    found = measured(given.rounds, models, grow="growth" in given.only, weigh="weights" in given.only)
     if given.json is None:
         print(json.dumps(found, indent=1))
         return

@@ -68,6 +68,21 @@ def limits(models: dict[str, Facts]) -> str:
     return table(head, rows)
 
 
+def least(models: dict[str, Facts], weights: dict[str, Facts]) -> str:
+    """What whole steps would take if all but the weights' gradients and the noise cost nothing."""
+    rows = []
+    for name, facts in models.items():
+        found = weights[name]
+        plain = found["plain step"]
+        shares = [f"{found[way] / plain:.2f}" for way in ("plain", "layer-wise", "all-layer", "noise")]
+        floors = {way: 1 + (found[way] - found["plain"] + found["noise"]) / plain for way in ("layer-wise", "all-layer")}
+        best, flat = GOALS[name]
+        goals = f"{best:.2f} / {flat:.2f}"
+        rows.append([facts["name"], *shares, " / ".join(f"{floor:.2f}" for floor in floors.values()), goals])
+    head = ["model", "plain product", "layer-wise", "all-layer", "noise", "least step (layer-wise / all-layer)", "goal (best / all-layer)"]
+    return table(head, rows)
+
+
 def model(facts: Facts) -> str:
     rows = []
     for way, found in facts["ways"].items():
@@ -102,7 +117,7 @@ def page(facts: Facts) -> str:
     text = WORDS.read_text(encoding="utf-8")
     values = {
         "ENVIRONMENT": environment(facts["environment"]), "SUMMARY": summary(facts["models"]), "MET": met(facts["models"]),
-        "LIMITS": limits(facts["models"]), "MODELS": "\n\n".join(model(each) for each in facts["models"].values()),
+        "LIMITS": limits(facts["models"]), "LEAST": least(facts["models"], facts["weights"]), "MODELS": "\n\n".join(model(each) for each in facts["models"].values()),
         "GROWTH": growth(facts["growth"]),
     }  # fmt: skip
     for name, value in values.items():

@@ -41,6 +41,7 @@ def test_the_page_is_made_from_the_figures_that_are_kept(page: ModuleType) -> No
 def test_every_model_and_size_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     made = script("speed", monkeypatch)
     assert list(kept()["models"]) == list(made.CASES)
+    assert list(kept()["weights"]) == list(made.CASES)
     assert list(kept()["growth"]) == ["samples", "positions", "width", "depth"]
     assert all(len(rows) == 4 for rows in kept()["growth"].values())
 
@@ -94,3 +95,24 @@ def test_every_workload_of_the_gpu_has_a_shape(monkeypatch: pytest.MonkeyPatch) 
     with torch.device("meta"):
         case = made.vit("vit-base", 2)
     assert case.name == "vit-base, T=197, B=2" and case.trainable() > 100
+
+
+def test_what_the_gradients_of_weights_take_is_measured_on_what_a_step_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The three ways of each use give one sum and one norm a sample: that of plain training, where nothing is weighed."""
+    made, tiny = script("weights", monkeypatch), script("tiny", monkeypatch)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv1d(2, 4, 3), nn.Flatten(), nn.Linear(24, 16), nn.ReLU(), nn.Linear(16, tiny.CLASSES))
+    case = tiny.Case("a net", net, (torch.randn(6, 2, 8),), tiny.labels(6))
+    found = made.uses(case)
+    assert len(found) == 3
+    plain = copy.deepcopy(net)
+    case.losses(plain).sum().backward()
+    sums = [made.plain(use) for use in found]
+    for weight in [p for name, p in plain.named_parameters() if name.endswith("weight")]:
+        assert weight.grad is not None
+        same = [total for total in sums if total.numel() == weight.numel()]
+        assert any(torch.allclose(total.reshape(weight.shape), weight.grad, atol=1e-6) for total in same)
+    for use, total in zip(found, sums, strict=True):
+        torch.testing.assert_close(made.anew(use).weighted_sum(torch.ones(6)).reshape(total.shape), total, rtol=1e-4, atol=1e-6)
+        made.alone(use, torch.ones(6)), made.waiting(use, torch.ones(6))
+    assert set(made.weights(case, 2)) | {"noise"} == set(kept()["weights"]["mlp"])
