@@ -93,6 +93,25 @@ def add(file: Path, noise_multiplier: float, label: str, as_json: bool, **given:
         _tell(found, as_json)
 
 
+@budget.command()
+@_FILE
+@click.option("--entry", required=True, help="Name the entry, as groupclip budget show lists it.")
+def close(file: Path, entry: str) -> None:
+    """Free the steps that a training hasn't taken. Steps that were charged stay charged.
+
+    A training that runs in another process meanwhile stops before its next step. A run that was stopped can still go on if the
+    rest of its steps fits into the budget then.
+
+    \b
+    Example:
+      groupclip budget close --file patients.budget --entry 0123456789ab
+    """
+    with arguments_at_fault():
+        found = Budget(file)
+        found.close(entry)
+        _tell(found, False)
+
+
 def _tell(found: Budget, as_json: bool) -> None:
     spent, committed = found.spent(), found.committed()
     if as_json:

@@ -58,6 +58,7 @@ SETTINGS = (
         "--hardened", is_flag=True, default=None, help="Draw the noise on a grid, against floating-point attacks."
     ),
     *SAMPLING,
+    click.option("--budget", help="Charge every step to the budget in this file: see groupclip budget new."),
     click.option("--epsilon", type=float, help="Set the epsilon that the whole run may spend."),
     click.option(
         "--no-privacy",

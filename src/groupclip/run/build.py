@@ -21,10 +21,12 @@ from ..partition.choose import partition
 from ..partition.groups import Partition
 from ..partition.styles import PLANNED
 from ..privacy.mechanism import Mechanism
+from ..privacy.reservation import Reservation
 from ..privacy.spent import warn_if_lax
 from ..sampling.users import PerUser
 from ..tasks import Task
 from .config import RunConfig
+from .drawing import give_back, set_aside
 from .errors import ConfigError
 from .optimizers import make_optimizer
 
@@ -33,7 +35,8 @@ from .optimizers import make_optimizer
 class Trainer:
     """Holds what trains, put together and attached; ``groups`` are of ``model``, ``mechanism`` is the engine's.
 
-    views: of each image; augment: how they are made. average: of the weights, if it is what will be released.
+    views: of each image; augment: how they are made. average: of the weights, if it is what will be released. reservation: of
+        a budget that the steps are charged to.
     """
 
     model: nn.Module
@@ -45,6 +48,7 @@ class Trainer:
     views: int = 1
     augment: str = "none"
     average: WeightAverage | None = None
+    reservation: Reservation | None = None
 
     @property
     def released(self) -> nn.Module:
@@ -57,8 +61,10 @@ class Trainer:
         return self.mechanism.noise_multiplier
 
 
-def build(config: RunConfig, task: Task, mechanism: Mechanism | None = None) -> Trainer:
-    """Build and attach everything. ``mechanism``: that of a run that goes on; calibrated here when None.
+def build(
+    config: RunConfig, task: Task, mechanism: Mechanism | None = None, reservation: Reservation | None = None
+) -> Trainer:
+    """Build and attach everything. ``mechanism``, ``reservation``: those of a run that goes on; of a new one they are made here.
 
     Torch's global generator (dropout, if the model has any) is seeded from the operating system and its
     state is never saved: with masks known beforehand, adding one sample to a batch would visibly shift the
@@ -72,13 +78,20 @@ def build(config: RunConfig, task: Task, mechanism: Mechanism | None = None) -> 
     torch.manual_seed(secrets.randbits(63))
     optimizer = make_optimizer(config, model)
     groups = groups_of(config, task, model, optimizer)
+    begins = mechanism is None
     if mechanism is None:
         mechanism = plan_of(config, task).calibrate(
             epsilon=config.epsilon, delta=config.delta, accountant=config.accountant
         )
-    engine = attached(config, task, model, optimizer, groups, mechanism)
-    average = average_of(config, model)
-    return Trainer(model, optimizer, groups, engine, mechanism, device, config.views, config.augment, average)
+        reservation = set_aside(config, task, mechanism)
+    try:
+        engine = attached(config, task, model, optimizer, groups, mechanism, reservation)
+        average = average_of(config, model)
+    except BaseException:
+        if begins:
+            give_back(reservation)
+        raise
+    return Trainer(model, optimizer, groups, engine, mechanism, device, config.views, config.augment, average, reservation)
 
 
 def average_of(config: RunConfig, model: nn.Module) -> WeightAverage | None:
@@ -102,8 +115,9 @@ def plan_of(config: RunConfig, task: Task) -> Mechanism:
 
 
 def attached(
-    config: RunConfig, task: Task, model: nn.Module, optimizer: Optimizer, groups: Partition, mechanism: Mechanism
-) -> Engine:
+    config: RunConfig, task: Task, model: nn.Module, optimizer: Optimizer, groups: Partition, mechanism: Mechanism,
+    reservation: Reservation | None = None,
+) -> Engine:  # fmt: skip
     """Make the engine of a run; ``groups`` are of ``model``, which runs inside a :class:`PerUser` if users are protected."""
     outer, prefix = (model, "") if task.unit == "sample" else (PerUser(model), "model.")
     named = tuple((group, tuple(prefix + name for name in members)) for group, members in groups.groups)
@@ -118,6 +132,7 @@ def attached(
         thresholds=thresholds,
         allocation=config.allocation,
         noise=HardenedNoise() if config.hardened else None,
+        budget=reservation,
         views=config.views,
     )
 

@@ -34,6 +34,7 @@ class RunConfig:
         held at once.
     lr: of the first step; schedule: how it goes on from there. momentum: of sgd.
     pretrain_steps: of public pretraining on drawn letters, before the private steps; 0 means none.
+    budget: absolute path of the file of a :class:`groupclip.Budget` that the run's steps are charged to, or None.
     seed: of the initial weights and of the pretraining. Noise and sampling never depend on it.
     eval_every: steps between evaluations on held-out data; 0 means never. Fixed beforehand, so that what is
         evaluated depends on no data.
@@ -61,6 +62,7 @@ class RunConfig:
     accountant: str | None = None
     allocation: str = "equal"
     hardened: bool = False
+    budget: str | None = None
     steps: int
     batch_size: int
     microbatch: int
@@ -85,7 +87,7 @@ class RunConfig:
 PRIVATE = (
     "average",
     "epsilon", "delta", "lax_delta", "clipping", "clip", "thresholds", "adaptive", "allocation", "hardened", "sampling",
-    "adjacency", "max_batch_size", "accountant",
+    "adjacency", "max_batch_size", "accountant", "budget",
 )  # fmt: skip
 """Settings that mean nothing in a run without privacy."""
 
@@ -120,8 +122,9 @@ def checked_request(given: Mapping[str, Any]) -> dict[str, Any]:
         if not path:
             raise ConfigError(f"task '{given['task']}' ends with a colon: write its path after it")
         request["data"] = path
-    if "data" in request:
-        request["data"] = str(Path(request["data"]).expanduser().absolute())
+    for path in ("data", "budget"):
+        if path in request:
+            request[path] = str(Path(request[path]).expanduser().absolute())
     return request
 
 

@@ -93,7 +93,7 @@ class Loop:
             raise
         except Exception as error:
             if journal.in_place():  # or else the checkpoint is another's
-                self._rescue()
+                self._rescue(journal.charged)
             if isinstance(error, RunFailed):
                 raise
             if is_shortage(error):
@@ -175,9 +175,12 @@ class Loop:
                 row["public_loss"] = self.evaluation.public_loss
         return row
 
-    def _rescue(self) -> None:
-        """Keep the steps that were taken before a failure, if the weights are whole and the disk has room."""
-        if self._steps.doing != "updating":
+    def _rescue(self, charged: int) -> None:
+        """Keep the steps that were taken before a failure, if the weights are whole and the disk has room.
+
+        They are whole before the update, and where the ledger hasn't counted the step yet: a budget refused it.
+        """
+        if self._steps.doing != "updating" or self.ledger.steps < charged:
             try:
                 self.save()
             except RunFailed:

@@ -36,5 +36,7 @@ def pretrained(
     facts = pretrain_on_letters(
         trainer.model, task.input_shape, steps=config.pretrain_steps, seed=config.seed, on_step=on_step
     )
-    engine = attached(config, task, trainer.model, trainer.optimizer, trainer.groups, trainer.mechanism)
+    engine = attached(
+        config, task, trainer.model, trainer.optimizer, trainer.groups, trainer.mechanism, trainer.reservation
+    )
     return replace(trainer, engine=engine, average=average_of(config, trainer.model)), facts

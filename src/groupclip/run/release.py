@@ -157,7 +157,7 @@ def write_report(
 
 def public_settings(config: RunConfig) -> dict[str, Any]:
     """Return the settings without paths, which tell about a person's machine."""
-    settings = {name: value for name, value in config.to_dict().items() if name != "data"}
+    settings = {name: value for name, value in config.to_dict().items() if name not in ("data", "budget")}
     options = settings.pop("task_options", {})
     kept = {name: value for name, value in options.items() if name not in PATH_OPTIONS}
     return {**settings, **({"task_options": kept} if kept else {})}

@@ -15,6 +15,7 @@ from ..tasks.telling import Told
 from . import checkpoint
 from .build import build, plan_of
 from .config import RunConfig, checked_request, read_yaml, to_yaml
+from .drawing import taken_up
 from .errors import ConfigError
 from .files import said_plainly, write_atomically
 from .folder import RunFolder, existing_folder
@@ -63,11 +64,14 @@ def resume(
             )
         _refuse_another_plan(config, task, mechanism)
         _refuse_finished(folder, counted, mechanism.steps)
-        with enough_memory("the model and its optimizer", *OF_MODELS):
-            trainer = build(config, task, mechanism)
         rows = read_rows(folder.metrics)  # now, and not when all is done
         shown = steps_told(folder.metrics, rows, mechanism.steps)
-        charged = min(max(read_journal(folder.journal), shown), mechanism.steps)
+        charged = min(max(counted, read_journal(folder.journal), shown), mechanism.steps)
+        reservation = taken_up(config, mechanism, saved.engine["ledger"].get("budget"), charged)
+        if reservation is not None:  # it may know of more, where the folder is an older copy
+            charged = sum(reservation.before.values())
+        with enough_memory("the model and its optimizer", *OF_MODELS):
+            trainer = build(config, task, mechanism, reservation)
         with checkpoint.usable(folder.checkpoint):
             trainer.model.load_state_dict(saved.weights)
             trainer.optimizer.load_state_dict(saved.optimizer)

@@ -15,6 +15,7 @@ from ..tasks.telling import Told
 from .build import Trainer, build
 from .checkpoint import Progress
 from .config import RunConfig, checked_request, to_yaml
+from .drawing import give_back
 from .errors import ConfigError, RunFailed, RunInterrupted
 from .evaluate import Evaluation, evaluate
 from .files import said_plainly, write_atomically
@@ -91,8 +92,12 @@ def start(
     refuse_lax_delta(config, task)
     with enough_memory("the model and its optimizer", *OF_MODELS):
         trainer = build(config, task)
-    check_pretrainable(config, trainer.model)
-    folder = new_folder(out)
+    try:
+        check_pretrainable(config, trainer.model)
+        folder = new_folder(out)
+    except BaseException:
+        give_back(trainer.reservation)
+        raise
     try:
         run = Run(config, task, trainer, folder, Progress(), checkpoint_seconds, workers)
         with said_plainly("beginning the run", "start it again"):
@@ -103,6 +108,7 @@ def start(
         folder.config.unlink(missing_ok=True)
         shutil.rmtree(folder.resume, ignore_errors=True)
         folder.close()
+        give_back(trainer.reservation)  # last: it may be the disk that failed
         raise
     return run
 
@@ -188,6 +194,7 @@ class Run:
             write_release(folder.release, self.config, self.task, trainer, progress, evaluation)
             rows = read_rows(folder.metrics)
             write_report(folder.report, self.config, self.task, trainer, progress, evaluation, rows)
+            give_back(trainer.reservation)
             if not keep_resume:
                 folder.forget_resume()
         return Outcome(
