@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import groupclip as gc
-from groupclip.errors import BudgetExceeded, PrivacyViolation
+from groupclip.errors import BudgetExceeded, GroupClipError, PrivacyViolation
 from groupclip.noise.sources import InsecureNoise
 
 PLAN = gc.Mechanism(dataset_size=40, expected_batch_size=8, steps=4, noise_multiplier=3.0)
@@ -167,6 +167,102 @@ def test_weights_of_an_earlier_round_are_not_counted_twice(budget):
         engine.detach()
         record = engine.record(delta=1e-5)
         assert (record.steps, record.earlier) == (number, ())
+
+
+class Parts(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh())
+        self.head = torch.nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.encoder(x))
+
+
+HEAD = gc.Mechanism(dataset_size=40, expected_batch_size=20, steps=3, noise_multiplier=2.0)
+
+
+def attached_to(part, mechanism, budget=None):
+    optimizer = torch.optim.SGD(part.parameters(), lr=0.1)
+    return optimizer, gc.attach(part, optimizer, "all-layer", mechanism, budget=budget)
+
+
+def train_parts(model, encoder, head) -> None:
+    """Both engines are attached; each trains its part while the other's is fixed."""
+    optimizer, engine = encoder
+    model.head.requires_grad_(False)
+    for batch in gc.poisson_batches(DATA, PLAN):
+        for (x,) in batch:
+            engine.backward(model(x).square().sum(1))
+        optimizer.step()
+        optimizer.zero_grad()
+    model.head.requires_grad_(True)
+    optimizer, engine = head
+    for batch in gc.poisson_batches(DATA, HEAD):
+        for (x,) in batch:
+            with torch.no_grad():
+                features = model.encoder(x)
+            engine.backward(model.head(features).square().sum(1))
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_two_engines_on_parts_of_one_model_are_one_figure(budget):
+    """The figure is held against convolutions in tests/privacy/test_composition.py, and here against the plans entered by hand."""
+    model = Parts()
+    engines = attached_to(model.encoder, PLAN, budget), attached_to(model.head, HEAD, budget)
+    train_parts(model, *engines)
+    for _, engine in engines:
+        assert engine.ledger.steps_by_sampler == {"groupclip": engine.mechanism.steps, "user": 0}
+        engine.detach()
+    by_hand = gc.Budget(budget.path.with_name("by hand"), epsilon=8.0, delta=1e-5)
+    by_hand.add(PLAN)
+    by_hand.add(HEAD)
+    each = [plan.epsilon(delta=1e-5) for plan in (PLAN, HEAD)]
+    assert budget.spent() == by_hand.spent() and budget.spent().steps == 7
+    assert max(each) < budget.spent().epsilon < 0.95 * sum(each)
+
+
+def test_two_engines_on_parts_without_a_budget_tell_their_own_figures_and_that_they_add_up():
+    model = Parts()
+    engines = attached_to(model.encoder, PLAN), attached_to(model.head, HEAD)
+    train_parts(model, *engines)
+    for _, engine in engines:
+        assert engine.epsilon(delta=1e-5) == engine.mechanism.epsilon(delta=1e-5)
+        told = engine.statement(delta=1e-5)
+        assert "Other trainings on these data, of other models or of other parts of this model, spend epsilon too" in told
+
+
+def test_one_pass_through_the_parts_of_two_engines_is_refused():
+    model = Parts()
+    (first, engine), (second, other) = attached_to(model.encoder, PLAN), attached_to(model.head, HEAD)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(PrivacyViolation, match=r"call engine\.backward\(losses\) with one loss per sample"):
+        engine.backward(model(DATA.tensors[0][:8]).square().sum(1))
+    for optimizer in (first, second):
+        optimizer.zero_grad()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert engine.ledger.steps == other.ledger.steps == 0
+    with pytest.raises(GroupClipError, match="is attached already"):  # a parameter is in one engine
+        attached_to(model, PLAN)
+
+
+def test_a_part_that_was_trained_before_is_told_although_it_is_frozen_now():
+    model = Parts()
+    model.head.requires_grad_(False)
+    optimizer = torch.optim.SGD(model.encoder.parameters(), lr=0.1)
+    engine = gc.attach(model, optimizer, "all-layer", PLAN)
+    train(model, optimizer, engine, 4)
+    engine.detach()
+    model.requires_grad_(True)
+    model.encoder.requires_grad_(False)
+    optimizer = torch.optim.SGD(model.head.parameters(), lr=0.1)
+    engine = gc.attach(model, optimizer, "all-layer", PLAN)
+    train(model, optimizer, engine, 4)
+    record = engine.record(delta=1e-5)
+    assert [(e.steps, e.mechanism) for e in record.earlier] == [(4, PLAN)]
+    assert record.together == (pytest.approx(2 * PLAN.epsilon(delta=1e-5)), 2e-5)
+    assert "THIS IS THE COST OF THESE 4 STEPS ALONE" in engine.statement(delta=1e-5)
 
 
 def train_on(model, optimizer, engine) -> None:

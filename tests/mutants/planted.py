@@ -349,6 +349,28 @@ ALONE = (
         ("privacy/entries.py", "return self.planned if self.is_open else self.taken", "return self.taken"),
     ),
     mutant(
+        "a part that was trained before and is frozen now",
+        "what is spent is counted",
+        "tests/engine/test_budget.py",
+        (
+            "engine/engine.py",
+            "earlier_trainings(model.parameters())",
+            "earlier_trainings(p for p in model.parameters() if p.requires_grad)",
+        ),
+    ),
+    mutant(
+        "groupclip train that charges its budget nothing",
+        "what is spent is counted",
+        "tests/run/test_drawing.py::test_a_run_spends_of_its_budget_what_its_record_says",
+        ("run/build.py", "        budget=reservation,\n", ""),
+    ),
+    mutant(
+        "a step that the journal alone counts",
+        "what is spent is counted",
+        "tests/run/test_drawing.py::test_a_full_disk_of_the_budget_stops_the_run_and_loses_nothing",
+        ("run/drawing.py", "for _ in range(budget.taken(name), charged):", "for _ in range(0):"),
+    ),
+    mutant(
         "a round that forgets those before it",
         "what is spent is counted",
         "tests/engine/test_budget.py",

@@ -86,7 +86,7 @@ class Training:
 
 def earlier_trainings(params: Iterable[nn.Parameter]) -> tuple[EarlierTraining, ...]:
     """Return what is known to this process of trainings of these weights, the latest last."""
-    params = list(params)
+    params = [p for p in params if p.dtype in _TRAINED]
     contents = dict.fromkeys(_contents(map(local, params)))
     with _lock:
         same = [e for key in contents for e in _by_content.get(key, ())]
@@ -122,6 +122,7 @@ def _content(weight: Tensor) -> str:
 
 
 _TELLING = 16  # numbers
+_TRAINED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # others (quantised ones) no engine trains
 _lock = threading.Lock()
 _under_way: weakref.WeakSet[Training] = weakref.WeakSet()
 _by_parameter: Any = WeakTensorKeyDictionary()  # parameter -> what was spent on it

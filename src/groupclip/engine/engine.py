@@ -69,7 +69,7 @@ class Engine:
         keep_uncompiled()
         self.ledger = None if mechanism is None else Ledger(mechanism)
         self._looks = Looks(groups.names, self.thresholds)
-        before = earlier_trainings(p for p in model.parameters() if p.requires_grad)
+        before = earlier_trainings(model.parameters())  # frozen ones too: they are released with the rest
         if self.ledger is not None and not noise.secure:
             self.ledger.void(REPRODUCIBLE)
         self._tape = Tape(self.clip, loss_reduction, self._clipped)
