@@ -329,6 +329,31 @@ def test_a_list_of_samples_of_unequal_length() -> None:
     assert exact(model, engine, (padded, mask), lambda model, batch: model(*batch))
 
 
+class Pools(nn.Module):
+    """The mean over positions, by a pooling whose last dimension is taken away: by name, or with whatever else is 1."""
+
+    def __init__(self, *dim: int) -> None:
+        super().__init__()
+        self.dim, self.layer = dim, nn.Linear(3, 2).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(F.adaptive_avg_pool1d(x.transpose(1, 2), 1).squeeze(*self.dim)).tanh()
+
+
+def test_a_squeeze_that_takes_the_batch_of_one_away() -> None:
+    model, batch = Pools(), x64(4, 5, 3)
+    engine = clipping(model)
+    with pytest.raises(UnsupportedOperation, match=r"isn't the sample.* x\.squeeze\(-1\) in the place of x\.squeeze\(\)"):
+        model(batch)
+    engine.detach()
+    advised = Pools(-1)
+    advised.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        torch.testing.assert_close(advised(batch), model(batch))
+    engine = clipping(advised)
+    assert exact(advised, engine, (batch,), lambda model, batch: model(batch[0]).square().sum(1))
+
+
 def test_a_list_whose_losses_are_a_multiple_of_its_first() -> None:
     """10 losses of 5, 2 and 3 rows: no reshaping into 5 samples is advised."""
     model = Sums()

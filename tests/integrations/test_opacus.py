@@ -520,6 +520,23 @@ def test_one_privacy_engine_is_of_one_model() -> None:
         )
 
 
+def test_the_loader_of_an_earlier_run_serves_another_one() -> None:
+    """As in programs that train several times: the second make_private is given what the first returned."""
+    first = Work()
+    model, optimizer, _ = plain()
+    again = PrivacyEngine()
+    _, private, batches = again.make_private(
+        module=model, optimizer=optimizer, data_loader=first.loader, noise_multiplier=1.0, max_grad_norm=0.5
+    )
+    assert len(batches) == len(first.loader) and batches.sample_rate == first.loader.sample_rate
+    for inputs, labels in batches:
+        F.cross_entropy(model(inputs), labels).backward()
+        private.step()
+        private.zero_grad()
+    assert again.engine.ledger.steps_by_sampler == {"groupclip": len(batches), "user": 0}
+    assert first.private.engine.ledger.steps == 0 and again.get_epsilon(1e-5) > 0
+
+
 @pytest.mark.parametrize(("name", "told"), [("gdp", "central limit theorem.*'prv' or 'rdp'"), ("pld", "'pld' is unknown")])
 def test_an_accountant_that_is_no_bound_is_refused(name: str, told: str) -> None:
     with pytest.raises(ValueError, match=told):
@@ -535,7 +552,19 @@ def test_a_known_generator_is_not_used_and_that_is_said(caplog: pytest.LogCaptur
     assert "generator= isn't used: batches are drawn under a secret key" in caplog.text
 
 
-@pytest.mark.parametrize("name", ["GradSampleModule", "DPDDP", "ExponentialNoise", "get_noise_multiplier"])
+IMPORTED = ("DPDDP", "DifferentiallyPrivateDistributedDataParallel", "UniformWithReplacementSampler", "make_functional")
+
+
+@pytest.mark.parametrize("name", IMPORTED)
+def test_names_that_programs_import_without_need_are_refused_where_they_are_called(name: str) -> None:
+    """Such as for several processes: the published CIFAR-10 example imports its wrapper, and trains on one without it."""
+    found: dict[str, Any] = {}
+    exec(f"from {OURS} import {name}", found)
+    with pytest.raises(gc.PrivacyViolation, match=f"{name} isn't in {OURS}: "):
+        found[name](plain()[0])
+
+
+@pytest.mark.parametrize("name", ["GradSampleModule", "DPLightningDataModule", "ExponentialNoise", "get_noise_multiplier"])
 def test_names_of_opacus_that_are_not_here_say_what_to_write(name: str) -> None:
     with pytest.raises(ImportError, match=f"has no {name}: "):
         exec(f"from {OURS} import {name}")

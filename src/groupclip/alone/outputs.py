@@ -204,8 +204,8 @@ def _merged(rows: Rows, n: int, dim: int, reduction: LossReduction) -> Tensor:
         raise NoRows(
             f"output {n} has shape {tuple(rows.shape)} for one sample (a batch of one), so dimension 0 isn't the sample: it "
             "can't be told how the rows of a batch would lie. Return tensors with the sample in dimension 0 (x.transpose(0, "
-            "1), x.unflatten(0, (batch, -1))), or compute the losses in a function of the samples alone: "
-            "engine.per_sample(function, inputs)"
+            "1), x.unflatten(0, (batch, -1)); x.squeeze(-1) in the place of x.squeeze(), which takes the batch of one away), or "
+            "compute the losses in a function of the samples alone: engine.per_sample(function, inputs)"
         )
     return x.flatten(0, 1) if dim == 0 else x.squeeze(1 + dim).movedim(0, dim)
 

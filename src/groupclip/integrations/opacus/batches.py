@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils._pytree import tree_map
@@ -19,7 +19,7 @@ class PrivateLoader:
     """Yields Poisson batches, as many an epoch as the loader that it was made from had. It is no ``DataLoader``.
 
     Args:
-        loader: gives data set, batch size, collate function and number of workers.
+        loader: gives data set, batch size, collate function and number of workers; it is kept as ``loader``.
         engine: of the model that trains on the batches.
 
     A batch may hold no sample: its tensors have zero rows then, and it is a step as well.
@@ -27,7 +27,7 @@ class PrivateLoader:
 
     def __init__(self, loader: DataLoader[Any], engine: Engine) -> None:
         assert engine.mechanism is not None and engine.ledger is not None
-        self.dataset: Any = loader.dataset
+        self.loader, self.dataset = loader, cast(Any, loader.dataset)
         self._records = as_records(loader.dataset)
         self.batch_size = loader.batch_size
         self.sample_rate = engine.mechanism.sample_rate

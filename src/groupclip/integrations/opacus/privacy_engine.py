@@ -94,8 +94,8 @@ class PrivacyEngine:
             module: trains in place; it isn't wrapped.
             optimizer: over the module's trainable parameters.
             criterion: of ``grad_sample_mode="ghost"``, which returns it; None: cross-entropy, as Opacus has it.
-            data_loader: of torch; its batches are drawn as Poisson samples with q = batch_size / len(dataset), ``len(loader)``
-                of them an epoch.
+            data_loader: of torch, or one that another PrivacyEngine returned, whose own loader is taken. Batches are drawn as
+                Poisson samples with q = batch_size / len(dataset), ``len(loader)`` of them an epoch.
             noise_multiplier: sigma; 0 for a run without noise, of which no epsilon is told. 1,000 epochs are planned, of which
                 epsilon counts the steps that are made.
             max_grad_norm: R of a sample's whole gradient; with ``clipping="per_layer"`` a list, one number for each trainable
@@ -182,6 +182,7 @@ class PrivacyEngine:
                 "model. What two of them spend on the same records together is counted by gc.Budget"
             )
         options.check()
+        loader = loader.loader if isinstance(loader, PrivateLoader) else loader  # of an earlier run of the same program
         check_loader(loader)
         size, steps = len(loader.dataset), math.ceil(epochs * len(loader))  # pyright: ignore[reportArgumentType]
         return Mechanism(dataset_size=size, expected_batch_size=min(size, loader.batch_size or 1), steps=steps)
@@ -192,6 +193,7 @@ class PrivacyEngine:
     ) -> tuple[Any, ...]:  # fmt: skip
         if isinstance(optimizer, PrivateOptimizer):
             optimizer = optimizer.original_optimizer
+        loader = loader.loader if isinstance(loader, PrivateLoader) else loader
         criterion = nn.CrossEntropyLoss(reduction=options.loss_reduction) if criterion is None else criterion
         check_criterion(criterion, options.loss_reduction)
         style = "param-wise" if options.clipping == "per_layer" else "all-layer"
