@@ -230,9 +230,11 @@ def test_the_hash_covers_every_field():
         "adjacency": "zero-out",
         "unit": "user",
     }
-    assert {*others, "sampling", "max_batch_size"} == {field.name for field in dataclasses.fields(Mechanism)}
-    assert {field.name for field in dataclasses.fields(Mechanism)} == set(PAPER.to_dict())
+    banded = dataclasses.replace(PAPER, adjacency="zero-out", bands=3)
+    assert {*others, "sampling", "max_batch_size", "bands"} == {field.name for field in dataclasses.fields(Mechanism)}
+    assert {field.name for field in dataclasses.fields(Mechanism)} == set(banded.to_dict()) == {*PAPER.to_dict(), "bands"}
     varied = [dataclasses.replace(PAPER, **{name: value}) for name, value in others.items()]
+    varied += [banded, dataclasses.replace(banded, bands=4)]
     zero_out = dataclasses.replace(PAPER, adjacency="zero-out")
     varied += [
         dataclasses.replace(zero_out, sampling="truncated-poisson", max_batch_size=cap) for cap in (1_300, 1_301)

@@ -91,6 +91,11 @@ def audit(
             "Adaptive thresholds move with the noise from step to step, so no two trials are of one step: give thresholds, "
             "e.g. the ones at which a run starts"
         )
+    if mechanism.band_count > 1:
+        raise ValueError(
+            f"bands={mechanism.bands}: the noise of a step is correlated with that of others, so a step by itself shows nothing "
+            "of the plan; use groupclip.audit_run, which audits a whole run"
+        )
     delta = default_delta(mechanism.dataset_size) if delta is None else delta
     claimed = 1 / mechanism.step.one_sided
     if trials is None:

@@ -66,7 +66,7 @@ def of_run(folder: Path, others: Mapping[str, Any]) -> tuple[Chosen, Mechanism]:
         return asked, plan.calibrate(epsilon=config.epsilon, delta=config.delta, accountant=config.accountant)
     try:
         stated = json.loads(record.read_text(encoding="utf-8"))
-        plan = replace(plan, noise_multiplier=stated["noise_multiplier"])
+        plan = replace(plan, bands=stated.get("bands", 1), noise_multiplier=stated["noise_multiplier"])
         same = plan.plan_hash == stated["plan_hash"]
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{record} can't be read as a privacy record: {error}") from error

@@ -51,6 +51,7 @@ def _verify(context: click.Context, _: click.Parameter, path: Path | None) -> No
     "--noise-stds", help="Give s_1,..,s_M, the noise on every coordinate of each group's sum, with --thresholds."
 )
 @ACCOUNTANT
+@click.option("--rounds", type=int, help="With --bands: count so many rounds, where a resumed run has more than a whole one.")
 @click.option(
     "--samples-per-user", help="Tell epsilon for a person with K,.. samples too, at the same delta: 2,4,8 for instance."
 )
@@ -66,6 +67,7 @@ def epsilon(
     noise_stds: str | None,
     thresholds: str | None,
     accountant: str | None,
+    rounds: int | None,
     samples_per_user: str | None,
     curve: str | None,
     gdp_mu: bool,
@@ -91,7 +93,7 @@ def epsilon(
         mechanism, delta = plan.plan(given, noise_multiplier)
         asked = search.taken(given, accountant)
         try:
-            spent = mechanism.spent(delta=delta, accountant=accountant)
+            spent = mechanism.spent(delta=delta, accountant=accountant, rounds=rounds)
             whole = None if asked is None else search.cost(mechanism, asked, delta)
             numbers = [] if samples_per_user is None else parse_whole("--samples-per-user", samples_per_user)
             several = {k: mechanism.spent(delta=delta, accountant=accountant, samples_per_user=k) for k in numbers}

@@ -10,10 +10,24 @@ import click
 from ..privacy.epochs import steps_of
 from ..privacy.figures import figure, reading
 from ..privacy.mechanism import UNITS, Mechanism
+from ..privacy.planned import AUTO
 from ..privacy.sampled_step import ADJACENCIES, SAMPLINGS
 from ..privacy.spent import PrivacySpent, default_delta, warn_if_lax
 
 Command = Callable[..., None]
+
+
+class Bands(click.ParamType):
+    """A whole number, or ``auto``."""
+
+    name = "integer|auto"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        try:
+            return value if value == AUTO else int(value)
+        except ValueError:
+            return self.fail(f"{value!r} is neither a whole number nor {AUTO}", param, ctx)
+
 
 SAMPLING = (
     click.option("--sampling", type=click.Choice(SAMPLINGS), help="Choose how batches are drawn. Default: poisson."),
@@ -23,6 +37,9 @@ SAMPLING = (
         help="Choose which data sets are neighbours. Default: add-or-remove-one.",
     ),
     click.option("--max-batch-size", type=int, help="Cap a truncated-poisson batch. Default: B + 6.5 sqrt(B)."),
+    click.option(
+        "--bands", type=Bands(), help="Correlate the noise of so many steps; needs zero-out. 'auto' finds how many. Default: 1."
+    ),
 )
 """Options that ``train`` has as well."""
 
@@ -69,7 +86,7 @@ def plan(given: dict[str, Any], noise_multiplier: float | None = None) -> tuple[
     size, batch, epochs, steps, delta = (
         given.pop(name) for name in ("dataset_size", "batch_size", "epochs", "steps", "delta")
     )
-    chosen = {name: given.pop(name) for name in ("sampling", "adjacency", "max_batch_size", "unit")}
+    chosen = {name: given.pop(name) for name in ("sampling", "adjacency", "max_batch_size", "bands", "unit")}
     if (epochs is None) == (steps is None):
         raise ValueError("give either --epochs or --steps" + ("" if epochs is None else ", not both"))
     if steps is None:
@@ -132,6 +149,13 @@ def _batches(mechanism: Mechanism) -> str:
             return f"{mechanism.steps} batches of exactly {size} {unit}s, drawn without replacement"
         case "truncated-poisson":
             kind = f"Poisson batches truncated to {mechanism.max_batch_size}, of"
+        case _ if mechanism.bands != 1:
+            rate, rounds = f"{mechanism.part_rate:.6g}", mechanism.rounds()
+            return (
+                f"{mechanism.steps} cyclic Poisson batches of {size:g} {unit}s on average: the data are dealt into "
+                f"{mechanism.bands} parts, which take turns, and each {unit} of a part comes with probability {rate}. Noise is "
+                f"correlated over {mechanism.bands} steps, which amounts to {rounds} rounds with independent noise"
+            )
         case _:
             kind = "Poisson batches of"
     return f"{mechanism.steps} {kind} {size:g} {unit}s on average, each {unit} with probability {q:.6g}"

@@ -25,6 +25,7 @@ from ..privacy.reservation import Reservation
 from ..privacy.thresholds import Thresholds
 from .checks import check_arguments, check_modules, check_optimizer, check_parameters, check_whole, noise_multiplier
 from .engine import Engine
+from .factorised import check_factorised
 from .shared import PART, Shared, shared_training
 from .views import Views
 
@@ -151,6 +152,7 @@ def _looked_at(
             "noise that a seed reproduces can be subtracted again, so the steps would spend more than the budget counts: leave "
             "noise= out, or budget="
         )
+    check_factorised(mechanism, amounts, source, several=ranks() is not None)
     if mechanism is None:
         check_whole(named)
     return _LookedAt(model, partition_, clip_, amounts, source, several)

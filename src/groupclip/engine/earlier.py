@@ -60,6 +60,7 @@ class Training:
             steps=self._ledger.steps,
             obstacle=self._ledger.obstacle,
             number=self._number,
+            rounds=self._ledger.rounds if self._ledger.mechanism.bands != 1 else None,
         )
         return (*self.before, own)
 

@@ -22,6 +22,7 @@ from ..privacy.ledger import Ledger
 from ..sampling.claims import Owner
 from .checks import check_optimizer
 from .custody import AGAIN, SCALER, Custody, Found, some
+from .factorised import factorised
 from .samples import SamplesSeen
 from .together import Together, check_ranks
 from .unmoved import Unmoved
@@ -55,6 +56,7 @@ class PrivateStep:
         self.samples = SamplesSeen(self._owner)
         self._together: Together | None = None
         self._turns: Turns | None = None
+        self._factorised = None if ledger is None else factorised(ledger.mechanism)
 
     @property
     def training(self) -> str:
@@ -167,7 +169,8 @@ class PrivateStep:
             own = self._owner.claim(self.samples.most, self.samples.passes)
             if self._together is not None:
                 own = self._together.is_claimed(own)
-            self._ledger.record("groupclip" if own else "user")
+            anew = self._factorised is not None and self._factorised.begins(self._owner.claimed if own else None)
+            self._ledger.record("groupclip" if own else "user", anew=anew)
             if not own:
                 self._say_whose_sampling()
             self._make_private(found, self._ledger.mechanism.expected_batch_size)
@@ -246,7 +249,10 @@ class PrivateStep:
                 slot.wide = None
             sums.append((slot, grad, grad if slot.wide is None else slot.sum_in(grad)))
         if self._together is None:
-            add_to_all(self._noise, [(total, stds[slot.group.name]) for slot, _, total in sums])
+            if self._factorised is None:
+                add_to_all(self._noise, [(total, stds[slot.group.name]) for slot, _, total in sums])
+            else:
+                self._factorised.add(self._noise, self._slots, stds, {id(slot): total for slot, _, total in sums})
             # Not in one loop: after each operation of theirs, torch's threads keep the processors busy for a while.
             if sums:
                 torch._foreach_div_([total for _, _, total in sums], expected_batch_size)  # pyright: ignore[reportPrivateImportUsage]

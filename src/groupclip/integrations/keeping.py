@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.engine import Engine
+from ..privacy.ledger import charged_in
 from ..run.journal import Journal, read_journal
 
 _log = logging.getLogger("groupclip")
@@ -47,9 +48,7 @@ def go_on_from(engine: Engine, state: Mapping[str, Any], output: Path, name: str
 
 
 def _charged(state: Mapping[str, Any], lost: int) -> dict[str, Any]:
-    ledger = dict(state["ledger"])
-    ledger["steps"] = {**ledger["steps"], "groupclip": ledger["steps"]["groupclip"] + max(0, lost)}
-    return {**state, "ledger": ledger}
+    return {**state, "ledger": charged_in(state["ledger"], lost)}
 
 
 def open_journal(output: Path, engine: Engine) -> Journal:
@@ -63,5 +62,5 @@ def open_journal(output: Path, engine: Engine) -> Journal:
     path = journal_of(output, str(engine.state_dict()["training"]))
     path.parent.mkdir(parents=True, exist_ok=True)
     while path.is_file() and engine.ledger.steps < read_journal(path):
-        engine.ledger.record("groupclip")
+        engine.ledger.record("groupclip", anew=True)
     return Journal(path, engine.ledger.steps)

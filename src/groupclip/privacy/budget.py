@@ -30,8 +30,7 @@ class Budget(BudgetFile):
     """What may be spent on one data set, and what was, in a file; :class:`groupclip.Mechanism` says what a training spends.
 
     Args:
-        path: of the file. It is made if it isn't there, and ``epsilon`` is needed then. Keep it beside the data, and never copy it
-            to go on from the copy: both would be spent.
+        path: of the file, beside the data. It is made if it isn't there. Never copy it to go on from the copy: both would be spent.
         epsilon, delta: what all releases together may spend. Of a file that is there they may be left out, or must be the same.
         adjacency, unit: what neighbouring data sets differ by, in every entry.
 
@@ -166,7 +165,7 @@ class Budget(BudgetFile):
                 self._reopen(known[0])
             entry = self._entries[name]
         before = {"groupclip": entry.taken - entry.theirs, "user": entry.theirs}
-        return Reservation(budget=self, name=name, mechanism=mechanism, lasts=True, before=before)
+        return Reservation(budget=self, name=name, mechanism=mechanism, lasts=True, before=before, begun=entry.begun)
 
     def reopen(self, name: str) -> Reservation:
         """Go on with the training of an entry, as ``engine.state_dict()["ledger"]["budget"]`` names it.
@@ -195,11 +194,10 @@ class Budget(BudgetFile):
         with self._locked():
             return self._training(name).taken
 
-    def charge(self, name: str, *, sampling: str = "groupclip") -> int:
+    def charge(self, name: str, *, sampling: str = "groupclip", anew: bool = False) -> int:
         """Charge one step of an open entry, durably, and return its number. After an error: don't take it.
 
-        Args:
-            sampling: who drew the batch, "groupclip" or "user".
+        Args: ``sampling``: who drew the batch, "groupclip" or "user". ``anew``: its correlated noise is begun anew.
 
         Raises:
             BudgetExceeded: all steps of the entry were charged, or it was closed.
@@ -214,7 +212,9 @@ class Budget(BudgetFile):
                     + ("" if entry.is_open else " and was closed")
                     + ": one more was never set aside for it. Plan a training with more steps, and attach it to the budget"
                 )
-            self._write({"id": name, "taken": entry.taken + 1, "sampling": sampling})
+            if (after := entry.begins(anew=anew)).rounds(taken=False) > entry.rounds(taken=False):
+                self._admit({**self._entries, name: after})
+            self._write({"id": name, "taken": entry.taken + 1, "sampling": sampling, **({"anew": True} if anew else {})})
             return entry.taken + 1
 
     def _enter(self, made: Mapping[str, Any]) -> str:

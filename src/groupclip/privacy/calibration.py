@@ -3,8 +3,35 @@
 import math
 from collections.abc import Callable
 
+from groupclip.privacy import accounting
+from groupclip.privacy.sampled_step import Step
+
 SMALLEST_SIGMA = 0.02  # less noise than this protects nobody, whatever the accountant says
 LARGEST_SIGMA = 1e6
+
+
+def least_for(step: Callable[[float], Step], rounds: int, target: float, delta: float, accountant: str | None) -> float:
+    """Return the least noise multiplier found with which ``rounds`` of ``step(sigma)`` spend 0.99 * target to target at ``delta``.
+
+    Raises:
+        ValueError: the target can't be met with a noise multiplier between 0.02 and 1e6.
+    """
+
+    def guessed(sigma: float) -> float:
+        return _or_infinite(accounting.guessed_epsilon(step(sigma), rounds, delta))
+
+    def reported(sigma: float) -> float:
+        return _or_infinite(accounting.epsilon_bounds(step(sigma), rounds, delta, rounds).only(accountant).value)
+
+    def rough(sigma: float) -> float:  # settling a grid at every sigma is what takes long
+        return _or_infinite(accounting.rough_bounds(step(sigma), rounds, delta).only(accountant).value)
+
+    try:
+        start = enough_noise(guessed, target)
+    except ValueError:  # RDP of a few orders can't guess so small an epsilon
+        start = enough_noise(rough, target)
+    near = near_noise(rough, reported, start, target)
+    return least_noise(reported, near, target, patience=2)
 
 
 def enough_noise(quick: Callable[[float], float], target: float) -> float:
@@ -92,3 +119,7 @@ def least_noise(reported: Callable[[float], float], start: float, target: float,
             f"{low:.6g} spends {too_much:.6g}; pass one of them as noise_multiplier="
         )
     return high
+
+
+def _or_infinite(bound: float | None) -> float:
+    return math.inf if bound is None else bound

@@ -23,6 +23,7 @@ class EarlierTraining:
         obstacle: why no epsilon is claimed for them; empty where one is.
         changed: the weights were given other values since, which may or may not know of them.
         number: of the engine, in this process; negative for one of another process, whose state was loaded.
+        rounds: what the steps amount to; the plan's own by default.
     """
 
     mechanism: Mechanism
@@ -30,10 +31,11 @@ class EarlierTraining:
     obstacle: str = ""
     changed: bool = False
     number: int = 0
+    rounds: int | None = None
 
     def epsilon(self, delta: float) -> float | None:
         """Return what they spent at ``delta``; None where nothing is claimed."""
-        return None if self.obstacle else self.mechanism.spent(delta=delta, steps=self.steps).epsilon
+        return None if self.obstacle else self.mechanism.spent(delta=delta, steps=self.steps, rounds=self.rounds).epsilon
 
     def carried_by(self, ledger: Ledger) -> bool:
         """Return whether a ledger that loaded a saved state counts these steps itself."""
@@ -45,6 +47,7 @@ class EarlierTraining:
             "steps": self.steps,
             "obstacle": self.obstacle,
             "changed": self.changed,
+            **({} if self.rounds is None else {"rounds": self.rounds}),
         }
 
     @classmethod
@@ -55,4 +58,5 @@ class EarlierTraining:
             obstacle=str(saved["obstacle"]),
             changed=bool(saved["changed"]),
             number=-next(numbers),
+            rounds=None if saved.get("rounds") is None else int(saved["rounds"]),
         )

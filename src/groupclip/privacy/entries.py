@@ -9,6 +9,7 @@ from typing import Any
 from groupclip.privacy.composition import composed_epsilon
 from groupclip.privacy.mechanism import Mechanism
 from groupclip.privacy.selection import checked_search
+from groupclip.privacy.stretches import begun_at, rounds_in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +23,7 @@ class Entry:
         taken: how many steps were charged.
         theirs: how many of them were on batches that groupclip didn't draw.
         is_open: it may take the rest of its steps.
+        begun: of a plan with bands: how many steps were charged when its noise was begun, and begun anew.
         search: mean and shape of the number of runs, of which the best is released.
         given: (epsilon, delta) that somebody else computed.
     """
@@ -32,6 +34,7 @@ class Entry:
     taken: int = 0
     theirs: int = 0
     is_open: bool = False
+    begun: tuple[int, ...] = ()
     search: tuple[float, float] | None = None
     given: tuple[float, float] | None = None
 
@@ -44,6 +47,16 @@ class Entry:
     def counted(self) -> int:
         """The number of steps that nobody else can spend."""
         return self.planned if self.is_open else self.taken
+
+    def rounds(self, *, taken: bool) -> int:
+        """Return the rounds of the accountants in the steps taken, or in all that nobody else can spend."""
+        assert self.mechanism is not None
+        return rounds_in(self.begun, self.taken if taken else self.counted, self.mechanism.band_count)
+
+    def begins(self, *, anew: bool) -> Entry:
+        """Return the entry whose next step begins its noise ``anew``, or goes on."""
+        assert self.mechanism is not None
+        return replace(self, begun=begun_at(self.begun, self.taken, self.mechanism.band_count, anew=anew))
 
     def reopened(self) -> Entry:
         return replace(self, is_open=True)
@@ -91,10 +104,11 @@ def take(known: dict[str, Entry], told: Mapping[str, Any]) -> None:
     entry = known.get(name)
     if entry is None:
         known[name] = Entry.from_line(told)
-    elif set(told) == {"id", "taken", "sampling"}:
+    elif set(told) - {"anew"} == {"id", "taken", "sampling"}:
         if not entry.is_open or told["taken"] != entry.taken + 1:
             raise ValueError("a step out of turn")
         theirs = entry.theirs + (told["sampling"] != "groupclip")
+        entry = entry.begins(anew=told.get("anew", False) is True)
         known[name] = replace(entry, taken=_count(told["taken"], entry.planned), theirs=theirs)
     elif set(told) == {"id", "open"} and type(told["open"]) is bool:
         known[name] = replace(entry, is_open=told["open"])
@@ -104,8 +118,8 @@ def take(known: dict[str, Entry], told: Mapping[str, Any]) -> None:
 
 def together(entries: Sequence[Entry], delta: float, *, taken: bool) -> tuple[float, str]:
     """Return epsilon at ``delta`` of all entries and whose figure it is: of the steps taken, or of all that may be."""
-    trainings = [(e.mechanism.step, e.taken if taken else e.counted) for e in entries if e.mechanism and not e.search]
-    searches = [(e.mechanism.step, e.mechanism.steps, *e.search) for e in entries if e.mechanism and e.search]
+    trainings = [(e.mechanism.step, e.rounds(taken=taken)) for e in entries if e.mechanism and not e.search]
+    searches = [(e.mechanism.step, e.mechanism.rounds(), *e.search) for e in entries if e.mechanism and e.search]
     return composed_epsilon(trainings, searches, [e.given for e in entries if e.given], delta)
 
 

@@ -1,14 +1,16 @@
 """What has been released: one event per optimizer step, and whose sampling made its batch."""
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from groupclip.errors import BudgetExceeded, PrivacyViolation
 from groupclip.privacy.mechanism import Mechanism
 from groupclip.privacy.spent import PrivacySpent
+from groupclip.privacy.stretches import begun_at, checked_begun, rounds_in
 
 SAMPLERS = ("groupclip", "user")
 _KEYS = {"version", "mechanism", "plan_hash", "steps"}
+_MORE = {"budget", "begun"}  # of a training that draws on a budget; of one with correlated noise
 
 
 class Charged(Protocol):
@@ -23,7 +25,10 @@ class Charged(Protocol):
     @property
     def before(self) -> Mapping[str, int]: ...
 
-    def charge(self, sampling: str) -> int: ...
+    @property
+    def begun(self) -> tuple[int, ...]: ...
+
+    def charge(self, sampling: str, *, anew: bool = False) -> int: ...
 
     def close(self) -> None: ...
 
@@ -37,6 +42,7 @@ class Ledger:
     def __init__(self, mechanism: Mechanism) -> None:
         self._mechanism = mechanism
         self._steps: dict[str, int] = {sampler: 0 for sampler in SAMPLERS}
+        self._begun: tuple[int, ...] = ()  # with correlated noise: steps counted when its noise was begun, and begun anew
         self._void = ""
         self._reservation: Charged | None = None
 
@@ -44,6 +50,7 @@ class Ledger:
         """Charge every step to a budget from now on, before it is counted here. Steps of earlier rounds count."""
         self._reservation = reservation
         self._steps.update(reservation.before)
+        self._begun = reservation.begun or self._begun
 
     @property
     def lasts(self) -> bool:
@@ -79,6 +86,15 @@ class Ledger:
         used = [sampler for sampler in SAMPLERS if self._steps[sampler]]
         return "none" if not used else used[0] if len(used) == 1 else "mixed"
 
+    @property
+    def rounds(self) -> int:
+        """What the released steps amount to: :meth:`groupclip.Mechanism.rounds`, of each stretch with its own correlated noise."""
+        return self.rounds_after(self.steps)
+
+    def rounds_after(self, steps: int) -> int:
+        """Return the same after so many steps in all, none of whose noise is begun anew."""
+        return rounds_in(self._begun, steps, self.mechanism.band_count)
+
     def check(self) -> None:
         """Raise BudgetExceeded if one more step would lie past the plan. Releases and changes nothing."""
         if self.steps >= self.mechanism.steps:
@@ -88,18 +104,24 @@ class Ledger:
                 "starts"
             )
 
-    def record(self, sampling: str = "user") -> None:
-        """Count one released step, batch by "groupclip" or "user". Raises BudgetExceeded past the plan."""
+    def record(self, sampling: str = "user", *, anew: bool = False) -> None:
+        """Count one released step, batch by "groupclip" or "user". Raises BudgetExceeded past the plan.
+
+        Args:
+            anew: its correlated noise is independent of that of all steps before.
+        """
         if sampling not in SAMPLERS:
             raise ValueError(f"sampling={sampling!r} must be one of {', '.join(SAMPLERS)}")
         self.check()
+        begun = begun_at(self._begun, self.steps, self.mechanism.band_count, anew=anew)
         if self._reservation is not None:
-            charged = self._reservation.charge(sampling)
+            charged = self._reservation.charge(sampling, anew=anew)
             if self.lasts and charged != self.steps + 1:
                 raise PrivacyViolation(
                     f"{charged} steps of the training {self._reservation.name} are charged, and this ledger counts {self.steps}: "
                     "another process takes steps of it. Nothing was released by this one; let one process at a time train"
                 )
+        self._begun = begun
         self._steps[sampling] += 1
 
     @property
@@ -134,7 +156,7 @@ class Ledger:
                 "groupclip.logical_batches(dataset, mechanism), and take one step on each, also on an empty one. If the batches "
                 "were drawn as the plan says, and you vouch for that, pass sampling_vouched_by_user=True"
             )
-        return self.mechanism.spent(delta=delta, steps=self.steps)
+        return self.mechanism.spent(delta=delta, steps=self.steps, rounds=self.rounds)
 
     def epsilon(self, *, delta: float, sampling_vouched_by_user: bool = False) -> float:
         """Return epsilon of the released steps at ``delta``; 0 before the first. As :meth:`spent`."""
@@ -147,12 +169,13 @@ class Ledger:
             "mechanism": self.mechanism.to_dict(),
             "plan_hash": self.mechanism.plan_hash,
             "steps": dict(self._steps),
+            **({"begun": list(self._begun)} if self._begun else {}),
             **({} if self._reservation is None else {"budget": self._reservation.name}),
         }
 
     def steps_in(self, state: Mapping[str, object]) -> int:
         """Return the number of steps that a saved ledger counts. Raises ValueError for what isn't one."""
-        if set(state) - {"budget"} != _KEYS:
+        if set(state) - _MORE != _KEYS:
             raise ValueError(f"not the state of a ledger: its keys are {sorted(state)}, they should be {sorted(_KEYS)}")
         return sum(_counts(state["steps"]).values())
 
@@ -170,7 +193,7 @@ class Ledger:
                 would make epsilon come out too small.
             BudgetExceeded: more steps than the plan has.
         """
-        if set(state) - {"budget"} != _KEYS or state["version"] != 1:
+        if set(state) - _MORE != _KEYS or state["version"] != 1:
             raise ValueError(
                 f"not the state of a ledger (version 1): its keys are {sorted(state)}, they should be "
                 f"{sorted(_KEYS)}; pass what Ledger.state_dict() returned"
@@ -193,6 +216,13 @@ class Ledger:
                 f"{sum(steps.values())}: loading it would forget steps whose results may have been seen. "
                 "Load it into a new engine (a new process) if those later steps were never released"
             )
+        begun = checked_begun(state.get("begun", []), sum(steps.values()), self.mechanism.band_count)
+        if self._begun and begun[: len(self._begun)] != self._begun:
+            raise PrivacyViolation(
+                f"the correlated noise of this ledger's steps was begun at {self._begun} steps, that of the saved one's at {begun}:"
+                " they are not the same steps. Load it into a new engine"
+            )
+        self._steps, self._begun = steps, begun
 
     def _same_plan(self, saved: object, saved_hash: object) -> None:
         own = self.mechanism.to_dict()
@@ -220,3 +250,16 @@ def _counts(steps: object) -> dict[str, int]:
         if isinstance(count, bool) or not isinstance(count, int) or count < 0:
             raise ValueError(f"the saved ledger counts {count!r} {sampler} steps; not a whole number >= 0")
     return {sampler: steps[sampler] for sampler in SAMPLERS}
+
+
+def charged_in(state: Mapping[str, Any], lost: int) -> dict[str, Any]:
+    """Return the state of a ledger with ``lost`` more steps, that were charged after it was saved and whose updates are gone.
+
+    With correlated noise each counts as a stretch of its own: how often it was begun anew meanwhile, nobody knows.
+    """
+    steps = dict(state["steps"])
+    counted = sum(steps.values())
+    begun = [*state.get("begun", []), *range(counted, counted + lost)]
+    banded = state["mechanism"].get("bands", 1) != 1 and lost > 0
+    steps["groupclip"] += max(0, lost)
+    return {**state, "steps": steps, **({"begun": begun} if banded else {})}

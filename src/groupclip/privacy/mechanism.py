@@ -6,21 +6,22 @@ the ledger, so they can't disagree. Its fields are public facts, never data.
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 from groupclip.arguments import number, positive, whole
 from groupclip.errors import PrivacyViolation
-from groupclip.privacy import accounting, calibration
-from groupclip.privacy.sampled_step import Step, check_accountant, check_combination, with_samples
+from groupclip.privacy import accounting
+from groupclip.privacy.bands import best_bands
+from groupclip.privacy.calibration import least_for
+from groupclip.privacy.planned import AUTO, cap_of, checked_bands
+from groupclip.privacy.sampled_step import Step, check_accountant, check_combination, check_samples, with_samples
 from groupclip.privacy.spent import PrivacySpent, checked_delta, no_figure, spent_by
 
 UNITS = ("sample", "user", "client")
 #: Up to here figures were held against the truth, and come in seconds. RDP was seen below it from 1e14 steps on.
 MOST_STEPS = 10**10
 _LEAST_SIGMA, _MOST_SIGMA = 1e-3, 1e9  # for a figure; a mechanism may have any
-_CAP = 6.5  # standard deviations above the mean: there truncation costs nothing that can be seen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,10 @@ class Mechanism:
             None for other samplings.
         unit: whom the guarantee protects. "user": batches are drawn, and gradients clipped, by user. "client": rounds are of
             clients, whose updates are clipped (:class:`groupclip.federated.PrivateAverage`).
+        bands: b, over how many steps noise is correlated (:mod:`groupclip.privacy.toeplitz`). The data are dealt into b parts at
+            random, and step t draws from part t mod b with probability b q. 1: independent noise, which is DP-SGD. "auto": what
+            :meth:`calibrate` finds to leave the least noise on sums of gradients. More than 1 needs Poisson sampling and
+            "zero-out".
 
     Guarantee: :meth:`epsilon` is an upper bound for the release of every noisy gradient, and so of the
     weights after every step.
@@ -66,6 +71,7 @@ class Mechanism:
     sampling: str = "poisson"
     max_batch_size: int | None = None
     unit: str = "sample"
+    bands: int | str = 1
 
     def __post_init__(self) -> None:
         n = whole("dataset_size", self.dataset_size, least=1)
@@ -94,7 +100,8 @@ class Mechanism:
         object.__setattr__(self, "expected_batch_size", int(batch) if batch == int(batch) else batch)
         object.__setattr__(self, "steps", steps)
         object.__setattr__(self, "noise_multiplier", sigma)
-        object.__setattr__(self, "max_batch_size", _cap(self.sampling, n, batch, self.max_batch_size))
+        object.__setattr__(self, "max_batch_size", cap_of(self.sampling, n, batch, self.max_batch_size))
+        object.__setattr__(self, "bands", checked_bands(self.bands, self))
         if self.sampling == "full-batch" and batch != n:
             raise ValueError(
                 f"expected_batch_size={self.expected_batch_size!r} must be dataset_size={n} with sampling='full-batch'"
@@ -111,8 +118,24 @@ class Mechanism:
         return self.expected_batch_size / self.dataset_size
 
     @property
+    def part_rate(self) -> float:
+        """The probability with which a step draws a sample of its part of the data; :attr:`sample_rate` with one band."""
+        return self.band_count * self.expected_batch_size / self.dataset_size
+
+    @property
+    def band_count(self) -> int:
+        """:attr:`bands`, a number. ValueError where they are still to be found."""
+        if isinstance(self.bands, str):
+            raise ValueError("bands='auto': how many they are is found by mechanism.calibrate(epsilon=, delta=), with the noise")
+        return self.bands
+
+    def rounds(self, steps: int | None = None) -> int:
+        """Return the rounds of :attr:`step` that ``steps`` steps (all by default) amount to: a sample is in every b-th at most."""
+        return -(-self._taken(steps) // self.band_count)
+
+    @property
     def step(self) -> Step:
-        """One step as the accountants see it. Needs a noise multiplier."""
+        """One step, or round of b steps, as the accountants see it. Needs a noise multiplier."""
         return self._step(self._sigma())
 
     def epsilon(self, *, delta: float, steps: int | None = None) -> float:
@@ -120,11 +143,13 @@ class Mechanism:
         return self.spent(delta=delta, steps=steps).epsilon
 
     def spent(
-        self, *, delta: float, steps: int | None = None, accountant: str | None = None, samples_per_user: int = 1
-    ) -> PrivacySpent:
+        self, *, delta: float, steps: int | None = None, accountant: str | None = None, samples_per_user: int = 1,
+        rounds: int | None = None,
+    ) -> PrivacySpent:  # fmt: skip
         """Return epsilon at ``delta`` after ``steps`` of the planned steps, with every accountant's figure.
 
         Args:
+            rounds: what the steps amounted to, where the noise was begun anew among them; :meth:`rounds` by default.
             accountant: "PLD", "RDP" or "exact": that one's figure alone, to compare with others'. By default the smallest.
             samples_per_user: the figure for a person with so many samples (users, where ``unit`` is "user"), at the same delta.
 
@@ -137,13 +162,17 @@ class Mechanism:
         samples = whole("samples_per_user", samples_per_user, least=1)
         if samples > self.dataset_size:
             raise ValueError(f"samples_per_user={samples} is more than dataset_size={self.dataset_size}; use at most that many")
-        steps, step = self._taken(steps), with_samples(self.step, samples)
+        usual, steps = self.rounds(steps), self._taken(steps)
+        rounds = usual if rounds is None else whole("rounds", rounds, least=usual)
+        check_samples(samples, self.sampling, self.band_count)
+        step = with_samples(self.step, samples)
         check_accountant(step, accountant)
         if steps == 0:
             return PrivacySpent(
                 epsilon=0.0, delta=delta, steps=0, accountant="none", rdp=0.0, pld=0.0, samples_per_user=samples
             )
-        return spent_by(step, steps, delta, accounting.epsilon_bounds(step, steps, delta, self.steps), accountant)
+        found = accounting.epsilon_bounds(step, rounds, delta, max(rounds, self.rounds()))
+        return spent_by(step, steps, delta, found, accountant, rounds - usual)
 
     def delta(self, *, epsilon: float, steps: int | None = None) -> float:
         """Return the smallest proven delta at ``epsilon`` >= 0 after ``steps`` steps (all by default)."""
@@ -153,7 +182,7 @@ class Mechanism:
         steps, step = self._taken(steps), self.step
         if steps == 0:
             return 0.0
-        bounds = accounting.delta_bounds(step, steps, epsilon, self.steps)
+        bounds = accounting.delta_bounds(step, self.rounds(steps), epsilon, self.rounds())
         if bounds.value is None:
             raise ValueError(no_figure(step, bounds, "a larger epsilon"))
         # a Gaussian never gives delta = 0: don't let underflow claim it
@@ -188,25 +217,11 @@ class Mechanism:
                 bound for the plan.
         """
         target, delta = positive("epsilon", epsilon), checked_delta(delta)
+        if self.bands == AUTO:
+            return best_bands(self, lambda plan: plan.calibrate(epsilon=target, delta=delta, accountant=accountant))
         check_accountant(self._step(1.0), accountant)
-
-        def guessed(sigma: float) -> float:
-            return _or_infinite(accounting.guessed_epsilon(self._step(sigma), self.steps, delta))
-
-        def reported(sigma: float) -> float:
-            found = accounting.epsilon_bounds(self._step(sigma), self.steps, delta, self.steps)
-            return _or_infinite(found.only(accountant).value)
-
-        def rough(sigma: float) -> float:  # settling a grid at every sigma is what takes long
-            found = accounting.rough_bounds(self._step(sigma), self.steps, delta)
-            return _or_infinite(found.only(accountant).value)
-
-        try:
-            start = calibration.enough_noise(guessed, target)
-        except ValueError:  # RDP of a few orders can't guess so small an epsilon
-            start = calibration.enough_noise(rough, target)
-        near = calibration.near_noise(rough, reported, start, target)
-        return replace(self, noise_multiplier=calibration.least_noise(reported, near, target, patience=2))
+        sigma = least_for(self._step, self.rounds(), target, delta, accountant)
+        return replace(self, noise_multiplier=sigma)
 
     @property
     def plan_hash(self) -> str:
@@ -215,8 +230,9 @@ class Mechanism:
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def to_dict(self) -> dict[str, int | float | str | None]:
-        """Return every field, JSON-able."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        """Return every field, JSON-able; bands only where there is more than one, so that other plans keep their hash."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if (name, value) != ("bands", 1)}
 
     @classmethod
     def from_dict(cls, facts: Mapping[str, object]) -> "Mechanism":
@@ -261,36 +277,14 @@ class Mechanism:
 
     def _step(self, sigma: float) -> Step:
         """Return what the accountants are asked about. Every sample with probability 1 is a full batch."""
-        full = self.sampling == "full-batch" or (self.sampling == "poisson" and self.sample_rate == 1)
+        full = self.sampling == "full-batch" or (self.sampling == "poisson" and self.part_rate == 1)
         batch = self.expected_batch_size if self.sampling == "without-replacement" else self.max_batch_size
         return Step(
             sampling="full-batch" if full else self.sampling,
             adjacency=self.adjacency,
-            rate=self.sample_rate,
+            rate=self.part_rate,
             sigma=sigma,
             dataset_size=self.dataset_size,
             batch=int(batch or 0),
         )
 
-
-def _cap(sampling: str, size: int, batch: float, cap: int | None) -> int | None:
-    """Return ``max_batch_size``, checked or filled in."""
-    if sampling != "truncated-poisson":
-        if cap is not None:
-            raise ValueError(
-                f"max_batch_size={cap!r} has no meaning with sampling={sampling!r}; use sampling='truncated-poisson', or "
-                "leave it out"
-            )
-        return None
-    if cap is None:
-        return min(size, math.ceil(batch + _CAP * math.sqrt(batch)))
-    cap = whole("max_batch_size", cap, least=1)
-    if not batch <= cap <= size:
-        raise ValueError(
-            f"max_batch_size={cap} must be in [{batch:g}, {size}]: at least the expected batch size, at most dataset_size"
-        )
-    return cap
-
-
-def _or_infinite(bound: float | None) -> float:
-    return math.inf if bound is None else bound

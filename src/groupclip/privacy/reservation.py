@@ -20,6 +20,7 @@ class Reservation:
         lasts: the training goes on in rounds, each with a ledger that begins where the entry stands, and the rest stays set aside
             between them.
         before: sampler -> number of steps that were charged already, where it lasts.
+        begun: how many there were when their correlated noise was begun: :mod:`groupclip.privacy.stretches`.
     """
 
     budget: Budget
@@ -27,10 +28,11 @@ class Reservation:
     mechanism: Mechanism
     lasts: bool = False
     before: Mapping[str, int] = field(default_factory=dict)
+    begun: tuple[int, ...] = ()
 
-    def charge(self, sampling: str) -> int:
+    def charge(self, sampling: str, *, anew: bool = False) -> int:
         """Charge one step: :meth:`Budget.charge`."""
-        return self.budget.charge(self.name, sampling=sampling)
+        return self.budget.charge(self.name, sampling=sampling, anew=anew)
 
     def close(self) -> None:
         """Free the rest, unless it lasts: then :meth:`Budget.close` does."""

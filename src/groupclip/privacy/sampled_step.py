@@ -123,21 +123,29 @@ def check_combination(sampling: str, adjacency: str) -> None:
         )
 
 
-def counts_several(sampling: str) -> bool:
-    """Return whether a figure for several samples of one person is known with this sampling."""
-    return sampling in ("poisson", "full-batch")
+def counts_several(sampling: str, bands: int) -> bool:
+    """Return whether a figure for several samples of one person is known with this sampling and so many bands."""
+    return sampling in ("poisson", "full-batch") and bands == 1
+
+
+def check_samples(samples: int, sampling: str, bands: int) -> None:
+    """Raise ValueError where no accountant is known to be sound for a person with so many samples."""
+    if samples == 1 or counts_several(sampling, bands):
+        return
+    if bands > 1:
+        raise ValueError(
+            f"samples_per_user={samples} can't be accounted with bands={bands}: samples of one person may lie in different parts "
+            "of the data, so that their steps are near each other and share noise; use bands=1, or plan with unit='user'"
+        )
+    raise ValueError(
+        f"samples_per_user={samples} can't be accounted with sampling={sampling!r}: no sound accountant is at hand for "
+        "several samples of one person; use sampling='poisson', or plan with unit='user'"
+    )
 
 
 def with_samples(step: Step, samples: int) -> Step:
-    """Return the step for a person with so many samples. Raises ValueError where no accountant is known to be sound for it."""
-    if samples == 1:
-        return step
-    if not counts_several(step.sampling):
-        raise ValueError(
-            f"samples_per_user={samples} can't be accounted with sampling={step.sampling!r}: no sound accountant is at hand for "
-            "several samples of one person; use sampling='poisson', or plan with unit='user'"
-        )
-    return replace(step, samples=samples)
+    """Return the step for a person with so many samples: see :func:`check_samples`."""
+    return step if samples == 1 else replace(step, samples=samples)
 
 
 def check_accountant(step: Step, accountant: str | None) -> None:

@@ -42,7 +42,7 @@ def search_cost(
     shape, mean_runs = _law(law), _mean(mean_runs)
     _require_rdp(mechanism)
     single = mechanism.spent(delta=delta)
-    epsilon = accounting.search_epsilon(mechanism.step, mechanism.steps, single.delta, mean_runs, shape)
+    epsilon = accounting.search_epsilon(mechanism.step, mechanism.rounds(), single.delta, mean_runs, shape)
     if epsilon is None:
         raise ValueError("no finite bound for this search: the runs have too little noise")
     return PrivacySpent(
@@ -78,7 +78,7 @@ def calibrate_search(
 
     def cost(sigma: float) -> float:
         step = replace(mechanism, noise_multiplier=sigma).step
-        found = accounting.search_epsilon(step, mechanism.steps, delta, mean_runs, shape)
+        found = accounting.search_epsilon(step, mechanism.rounds(), delta, mean_runs, shape)
         return math.inf if found is None else found
 
     start = calibration.enough_noise(cost, target)

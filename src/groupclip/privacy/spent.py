@@ -12,6 +12,7 @@ LITTLE_NOISE = (
 )
 _LITTLE_NOISE = "with so little noise a single step may tell whether a sample was in its batch"
 
+_ANEW = "the correlated noise was begun anew (a resumed run), which counts as {} more rounds than steps in one go"
 _ALL_AT_ONCE = "a person's samples count as if all were drawn as soon as one is: a bound, not a tight one"
 
 
@@ -35,8 +36,14 @@ class PrivacySpent:
     samples_per_user: int = 1
 
 
-def spent_by(step: Step, steps: int, delta: float, found: Bounds, accountant: str | None = None) -> PrivacySpent:
-    """Return the smallest of the bounds, or that of ``accountant``. ValueError where there is none."""
+def spent_by(
+    step: Step, steps: int, delta: float, found: Bounds, accountant: str | None = None, more_rounds: int = 0
+) -> PrivacySpent:
+    """Return the smallest of the bounds, or that of ``accountant``. ValueError where there is none.
+
+    Args:
+        more_rounds: that were counted because correlated noise was begun anew among the steps.
+    """
     bounds = found.only(accountant)
     if bounds.value is None:
         raise ValueError(no_figure(step, bounds, "a larger delta"))
@@ -48,7 +55,7 @@ def spent_by(step: Step, steps: int, delta: float, found: Bounds, accountant: st
         rdp=bounds.rdp,
         pld=bounds.pld,
         exact=bounds.exact,
-        note="; ".join(filter(None, (bounds.note, *_notes(step)))),
+        note="; ".join(filter(None, (bounds.note, *_notes(step), *[_ANEW.format(more_rounds)] * bool(more_rounds)))),
         samples_per_user=step.samples,
     )
 

@@ -108,6 +108,7 @@ def plan_of(config: RunConfig, task: Task) -> Mechanism:
         adjacency=config.adjacency,
         sampling=config.sampling,
         max_batch_size=config.max_batch_size,
+        bands=config.bands,
         unit=task.unit,
     )
     warn_if_lax(config.delta, task.units, mechanism.unit)

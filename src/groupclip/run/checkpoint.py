@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..engine.averages import WeightAverage
+from ..privacy.ledger import charged_in
 from .errors import RunFailed
 from .files import SECRET, write_atomically
 
@@ -110,7 +111,7 @@ def charged_to(saved: Checkpoint, charged: int) -> tuple[dict[str, Any], Progres
     counted = sum(ledger["steps"].values())
     if charged <= counted:
         return saved.engine, saved.progress
-    ledger["steps"] = {**ledger["steps"], "groupclip": ledger["steps"]["groupclip"] + charged - counted}
+    ledger = charged_in(ledger, charged - counted)
     lost = (*saved.progress.lost, (counted + 1, charged))
     return {**saved.engine, "ledger": ledger}, replace(saved.progress, lost=lost)
 

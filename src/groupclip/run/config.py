@@ -28,8 +28,8 @@ class RunConfig:
     no_privacy: a plain baseline without clipping, noise and epsilon; none of PRIVATE means anything then.
     epsilon, delta: what all steps together may spend. steps: planned optimizer steps.
     lax_delta: a delta of 1/n or more, for n samples, is meant.
-    sampling, adjacency, max_batch_size: as for :class:`groupclip.Mechanism`. accountant: by which the noise is calibrated; None
-        for the one that needs least. allocation: how noise is shared among the groups. hardened: noise on a grid.
+    sampling, adjacency, max_batch_size, bands: as for :class:`groupclip.Mechanism`. accountant: by which the noise is calibrated;
+        None for the one that needs least. allocation: how noise is shared among the groups. hardened: noise on a grid.
     batch_size: the EXPECTED size of a batch (users count where the task says whose its records are). microbatch: most samples
         held at once.
     lr: of the first step; schedule: how it goes on from there. momentum: of sgd.
@@ -59,6 +59,7 @@ class RunConfig:
     sampling: str = "poisson"
     adjacency: str = "add-or-remove-one"
     max_batch_size: int | None = None
+    bands: int | str = 1
     accountant: str | None = None
     allocation: str = "equal"
     hardened: bool = False
@@ -80,14 +81,14 @@ class RunConfig:
         """Return JSON-able values, and only what differs from "not given"."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         values = {name: dict(v) if isinstance(v, Mapping) else v for name, v in values.items()}
-        left_out = PRIVATE if self.no_privacy else ("no_privacy",)
+        left_out = (*(PRIVATE if self.no_privacy else ("no_privacy",)), *(["bands"] if self.bands == 1 else []))
         return {name: v for name, v in values.items() if v is not None and v != {} and name not in left_out}
 
 
 PRIVATE = (
     "average",
     "epsilon", "delta", "lax_delta", "clipping", "clip", "thresholds", "adaptive", "allocation", "hardened", "sampling",
-    "adjacency", "max_batch_size", "accountant", "budget",
+    "adjacency", "max_batch_size", "bands", "accountant", "budget",
 )  # fmt: skip
 """Settings that mean nothing in a run without privacy."""
 

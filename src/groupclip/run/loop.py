@@ -46,7 +46,7 @@ class Loop:
         self.ledger = trainer.engine.ledger
         self.progress = progress
         self.evaluation: Evaluation | None = None  # of the weights as they are
-        self._curve = EpsilonCurve(trainer.mechanism, config.delta)
+        self._curve = EpsilonCurve(self.ledger, config.delta)
         self._seconds, self._workers = checkpoint_seconds, workers
         self._saved = time.monotonic()
         self._steps = PrivateSteps(

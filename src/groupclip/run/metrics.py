@@ -26,7 +26,7 @@ import torch
 
 from ..engine.engine import Engine
 from ..errors import PrivacyViolation
-from ..privacy.mechanism import Mechanism
+from ..privacy.ledger import Ledger
 from .errors import RunFailed
 from .files import write_atomically
 
@@ -40,16 +40,18 @@ class EpsilonCurve:
     epsilon is given: epsilon grows with the steps, so this is never too small.
     """
 
-    def __init__(self, mechanism: Mechanism, delta: float) -> None:
-        self._mechanism, self._delta = mechanism, delta
+    def __init__(self, ledger: Ledger, delta: float) -> None:
+        self._ledger, self._mechanism, self._delta = ledger, ledger.mechanism, delta
+        mechanism = self._mechanism
         self._every = math.ceil(mechanism.steps / _POINTS)
-        self._known: dict[int, float] = {}
+        self._known: dict[tuple[int, int], float] = {}
 
     def at(self, step: int) -> float:
         point = min(math.ceil(step / self._every) * self._every, self._mechanism.steps)
-        if point not in self._known:
-            self._known[point] = self._mechanism.epsilon(delta=self._delta, steps=point)
-        return self._known[point]
+        known = point, self._ledger.rounds_after(point)
+        if known not in self._known:
+            self._known[known] = self._mechanism.spent(delta=self._delta, steps=point, rounds=known[1]).epsilon
+        return self._known[known]
 
 
 def noisy_norms(engine: Engine) -> dict[str, float | None]:

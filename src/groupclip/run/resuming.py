@@ -10,6 +10,7 @@ from typing import Any
 from ..errors import PrivacyViolation
 from ..partition.styles import PLANNED
 from ..privacy.mechanism import Mechanism
+from ..privacy.planned import AUTO
 from ..tasks import Task
 from ..tasks.telling import Told
 from . import checkpoint
@@ -115,7 +116,10 @@ def _refuse_changes(
 def _refuse_another_plan(config: RunConfig, task: Task, mechanism: Mechanism) -> None:
     """Raise PrivacyViolation unless the saved mechanism is the settings', with noise that was calibrated for their epsilon."""
     spent = mechanism.spent(delta=config.delta, accountant=config.accountant).epsilon
-    same = replace(mechanism, noise_multiplier=None) == plan_of(config, task)
+    plan = plan_of(config, task)
+    if plan.bands == AUTO:
+        plan = replace(plan, bands=mechanism.bands)
+    same = replace(mechanism, noise_multiplier=None) == plan
     if not same or not 0.98 * config.epsilon <= spent <= 1.0001 * config.epsilon:
         raise PrivacyViolation(
             f"the checkpoint's plan ({mechanism}) isn't the one that its settings give, epsilon {config.epsilon:g} at delta "

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..engine.averages import Averaging
 from ..privacy.allocation import ALLOCATIONS
+from ..privacy.planned import AUTO
 from ..privacy.sampled_step import ADJACENCIES, SAMPLINGS
 from ..tasks import TaskOptions
 from ..tasks.encoder import PACKAGES
@@ -51,6 +52,8 @@ def checked_value(key: str, value: Any) -> Any:
             return _real(key, value, above=0.0, below=1.0)
         case "optimizer":
             return _one_of(key, value, OPTIMIZERS)
+        case "bands":
+            return value if value == AUTO else _whole(key, value, least=1, most=_LARGEST)
         case "sampling":
             return _one_of(key, value, SAMPLINGS)
         case "adjacency":

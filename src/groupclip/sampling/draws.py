@@ -1,8 +1,9 @@
 """Which units enter the batch of a step: pure functions of a secret key and the step.
 
-Poisson sampling: each unit independently with probability q. Truncated: so, but at most a given number, chosen uniformly
-among those drawn. Without replacement: a uniform subset of a given size. A batch chosen otherwise (shuffled, in order,
-weighted) is another mechanism, with less privacy at the same noise (Chua et al. 2024).
+Poisson sampling: each unit independently with probability q. Cyclic Poisson sampling, for b bands: from one of b parts of the
+data in turn, each unit of it with probability b q. Truncated: Poisson, but at most a given number, chosen uniformly among those
+drawn. Without replacement: a uniform subset of a given size. A batch chosen otherwise (shuffled, in order, weighted) is another
+mechanism, with less privacy at the same noise (Chua et al. 2024).
 
 The words come from AES-256 in counter mode: who could guess which samples a step used would be outside the guarantee.
 """
@@ -18,8 +19,14 @@ _CHUNK = 1 << 20  # words drawn at a time: 8 MiB
 
 
 def drawn(mechanism: Mechanism, *, key: bytes, step: int) -> np.ndarray:
-    """Return the indices in [0, dataset_size) that enter the batch of ``step``, ascending. Secret."""
+    """Return the indices in [0, dataset_size) that enter the batch of ``step``, ascending. Secret.
+
+    With bands, those of one part of the data that :func:`part_of` says.
+    """
     size = mechanism.dataset_size
+    if mechanism.band_count > 1:
+        part = part_of(size, mechanism.band_count, step, key=key)
+        return part[draw(len(part), mechanism.part_rate, key=key, step=step)]
     match mechanism.sampling:
         case "full-batch":
             return np.arange(size)
@@ -49,6 +56,16 @@ def draw(size: int, rate: float, *, key: bytes, step: int) -> np.ndarray:
         count = min(_CHUNK, size - first)
         found.append(np.flatnonzero(stream.words(count) < np.uint64(threshold)) + first)
     return np.concatenate(found)
+
+
+def part_of(size: int, parts: int, step: int, *, key: bytes) -> np.ndarray:
+    """Return the indices in [0, size) of the part of the data that ``step`` draws from, ascending: number ``step`` mod ``parts``.
+
+    The data are dealt once under a key, uniformly at random; parts differ by one index at most. The guarantee holds for any deal
+    that doesn't look at the data; a random one keeps parts alike.
+    """
+    order = np.argsort(Keystream(key, "groupclip/sampling/deal").words(size), kind="stable")
+    return np.sort(order[step % parts :: parts])
 
 
 def subset(indices: np.ndarray, most: int, *, key: bytes, label: str) -> np.ndarray:

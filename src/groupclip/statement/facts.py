@@ -8,7 +8,7 @@ from groupclip.noise.sources import KEY_GIVEN
 from groupclip.privacy import accounting
 from groupclip.privacy.figures import figure
 from groupclip.privacy.thresholds import sensitivity
-from groupclip.statement.terms import LAST, SAMPLINGS, mechanism_name, software
+from groupclip.statement.terms import LAST, SAMPLINGS, kind_of, mechanism_name, software
 
 if TYPE_CHECKING:
     from groupclip.statement.record import PrivacyRecord
@@ -27,7 +27,7 @@ def facts(record: PrivacyRecord) -> list[tuple[str, str]]:
             (f"epsilon of a person with {k} {mechanism.unit}s, at the same delta", figure(several.epsilon))
             for k, several in record.spent_by_several.items()
         ),
-        ("mechanism", mechanism_name(mechanism.sampling, mechanism.unit)),
+        ("mechanism", mechanism_name(mechanism)),
         ("dataset size", f"{mechanism.dataset_size:,}"),
         ("expected batch size", f"{mechanism.expected_batch_size:,}"),
         ("sample rate q", f"{mechanism.sample_rate:.6g}"),
@@ -39,7 +39,8 @@ def facts(record: PrivacyRecord) -> list[tuple[str, str]]:
         (f"one {mechanism.unit} adds to the sum", f"at most {sensitivity(record.thresholds):.6g} (l2 norm)"),
         ("the sum is divided by", f"the expected batch size, {mechanism.expected_batch_size:,}"),
         (f"{'updates' if mechanism.unit == 'client' else 'losses'} assumed", f"each of one {mechanism.unit} alone"),
-        ("sampling assumed", SAMPLINGS[mechanism.sampling]),
+        ("sampling assumed", SAMPLINGS[kind_of(mechanism)]),
+        *([("bands, steps that share noise", f"{mechanism.bands}")] if mechanism.bands != 1 else []),
         ("sampling used", _whose(record)),
         ("accountant", "none" if spent is None else f"{spent.accountant}, dp-accounting {accounting.version()}"),
         ("released", record.released),

@@ -21,7 +21,7 @@ from groupclip.privacy.mechanism import Mechanism
 from groupclip.privacy.sampled_step import counts_several
 from groupclip.privacy.spent import PrivacySpent
 from groupclip.statement.card import model_card as model_card
-from groupclip.statement.terms import CLIPPED, LAST, SAMPLINGS, SCHEMA, UNITS, mechanism_name, software
+from groupclip.statement.terms import CLIPPED, LAST, SAMPLINGS, SCHEMA, UNITS, kind_of, mechanism_name, software
 from groupclip.statement.words import paragraphs
 
 SEVERAL = (2, 4, 8)  # samples of one person, for whom figures are stated too
@@ -52,6 +52,7 @@ class PrivacyRecord:
         earlier: what other engines of this process had released on the same weights before.
         views: of each sample, whose mean gradient was clipped as one.
         weights: which ones are released, in words, if not those after the last step.
+        rounds: of the accountants, that the steps amount to with correlated noise; the plan's own by default.
 
     Raises:
         ValueError: groups that differ between thresholds and noise_std; counts that aren't whole.
@@ -76,6 +77,7 @@ class PrivacyRecord:
     earlier: tuple[EarlierTraining, ...] = ()
     views: int = 1
     weights: str = ""
+    rounds: int | None = None
 
     def __post_init__(self) -> None:
         if self.mechanism.noise_multiplier is None:
@@ -147,6 +149,7 @@ class PrivacyRecord:
             foreign_noise=foreign_noise,
             earlier=tuple(earlier),
             views=views,
+            rounds=ledger.rounds,
         )
 
     @property
@@ -181,14 +184,14 @@ class PrivacyRecord:
         if not self.sampling_is_ours and not self.sampling_vouched_by_user:
             found.append(
                 f"in {self.steps_by_sampler['user']:,} of {self.steps:,} steps groupclip didn't draw the batch, or it wasn't taken "
-                f"whole and in turn, and nobody vouches that the sampling was {SAMPLINGS[self.mechanism.sampling]}"
+                f"whole and in turn, and nobody vouches that the sampling was {SAMPLINGS[kind_of(self.mechanism)]}"
             )
         return tuple(found)
 
     @property
     def spent(self) -> PrivacySpent | None:
         """What the released steps spent at ``delta``; None if no epsilon can be claimed."""
-        return None if self.obstacles else self.mechanism.spent(delta=self.delta, steps=self.steps)
+        return None if self.obstacles else self.mechanism.spent(delta=self.delta, steps=self.steps, rounds=self.rounds)
 
     @property
     def spent_by_several(self) -> dict[int, PrivacySpent]:
@@ -197,7 +200,7 @@ class PrivacyRecord:
         Empty if no epsilon can be claimed, or no accountant has a finite figure for several samples under the plan.
         """
         plan = self.mechanism
-        if self.obstacles or not counts_several(plan.sampling):
+        if self.obstacles or not counts_several(plan.sampling, plan.band_count):
             return {}
         found = {}
         for k in (k for k in SEVERAL if k <= plan.dataset_size):
@@ -227,7 +230,7 @@ class PrivacyRecord:
             "epsilon": None if spent is None else spent.epsilon,
             "delta": self.delta,
             "epsilon_by_samples_of_a_person": {str(k): spent.epsilon for k, spent in self.spent_by_several.items()},
-            "mechanism": mechanism_name(self.mechanism.sampling, self.mechanism.unit),
+            "mechanism": mechanism_name(self.mechanism),
             "dataset_size": self.mechanism.dataset_size,
             "expected_batch_size": self.mechanism.expected_batch_size,
             "sample_rate": self.mechanism.sample_rate,
@@ -242,7 +245,9 @@ class PrivacyRecord:
                 for name, bound in self.thresholds.items()
             ],
             "losses_assumed": f"each of one {self.mechanism.unit} alone",
-            "sampling_assumed": SAMPLINGS[self.mechanism.sampling],
+            "sampling_assumed": SAMPLINGS[kind_of(self.mechanism)],
+            "bands": self.mechanism.bands,
+            "rounds": self.mechanism.rounds(self.steps) if self.rounds is None else self.rounds,
             "max_batch_size": self.mechanism.max_batch_size,
             "other_releases": [{"name": name, "noise_multiplier": z} for name, z in self.other_releases.items()],
             "sampling_used": dict(self.steps_by_sampler),

@@ -2,6 +2,9 @@
 
 from importlib.metadata import version
 
+from groupclip.privacy.mechanism import Mechanism
+
+CYCLIC = "cyclic-poisson"
 SCHEMA = "groupclip-privacy-record-1"  # of the record as JSON: another one where a key changes its meaning
 UNITS = {
     "sample": "one sample: one row of the training data",
@@ -13,6 +16,7 @@ MECHANISMS = {
     "truncated-poisson": "Gaussian on truncated Poisson samples (DP-SGD with group-wise clipping)",
     "without-replacement": "Gaussian on samples without replacement (DP-SGD with group-wise clipping)",
     "full-batch": "Gaussian on full batches (DP-GD with group-wise clipping)",
+    CYCLIC: "Gaussian with correlated noise on cyclic Poisson samples (DP-SGD with group-wise clipping and banded factorisation)",
 }
 CLIPPED = {"sample": "gradient", "user": "gradient", "client": "update"}  # what of one of them is clipped
 LAST = "those after the last step"  # which weights are released, unless a run says otherwise
@@ -21,13 +25,19 @@ SAMPLINGS = {
     "truncated-poisson": "truncated Poisson",
     "without-replacement": "without replacement",
     "full-batch": "full batches",
+    CYCLIC: "cyclic Poisson",
 }
 
 
-def mechanism_name(sampling: str, unit: str) -> str:
+def kind_of(plan: Mechanism) -> str:
+    """Return by which name a plan's sampling is told here: with bands it is another than it says."""
+    return plan.sampling if plan.bands == 1 else CYCLIC
+
+
+def mechanism_name(plan: Mechanism) -> str:
     """Return what the mechanism is called: DP-FedAvg where clients' updates are averaged."""
-    name = MECHANISMS[sampling]
-    return name if unit != "client" else name.replace("DP-SGD", "DP-FedAvg").replace("DP-GD", "DP-FedAvg")
+    name = MECHANISMS[kind_of(plan)]
+    return name if plan.unit != "client" else name.replace("DP-SGD", "DP-FedAvg").replace("DP-GD", "DP-FedAvg")
 
 
 def software() -> dict[str, str]:

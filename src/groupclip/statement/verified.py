@@ -8,7 +8,7 @@ from typing import Any
 
 from groupclip.privacy.allocation import ROUNDING, noise_multiplier_of
 from groupclip.privacy.mechanism import UNITS, Mechanism
-from groupclip.statement.terms import SAMPLINGS, SCHEMA, mechanism_name
+from groupclip.statement.terms import CYCLIC, SAMPLINGS, SCHEMA, kind_of, mechanism_name
 
 _CLOSE = 1e-6  # share: of figures that the same version of dp-accounting computes
 
@@ -20,6 +20,7 @@ def plan_of(record: Mapping[str, Any]) -> Mechanism:
     try:
         units = [unit for unit in UNITS if record["losses_assumed"] == f"each of one {unit} alone"]
         samplings = [name for name, told in SAMPLINGS.items() if told == record["sampling_assumed"]]
+        samplings = ["poisson" if name == CYCLIC else name for name in samplings]
         if not units or not samplings:
             raise ValueError("its sampling or its losses are of no kind that groupclip knows")
         return Mechanism(
@@ -31,6 +32,7 @@ def plan_of(record: Mapping[str, Any]) -> Mechanism:
             sampling=samplings[0],
             max_batch_size=record["max_batch_size"],
             unit=units[0],
+            bands=record.get("bands", 1),
         )
     except KeyError as error:
         raise ValueError(f"the record has no {error}: it was cut, or isn't one") from error
@@ -55,12 +57,16 @@ def _facts(record: Mapping[str, Any], plan: Mechanism) -> list[str]:
         found.append(f"plan_hash: the facts of the plan give {plan.plan_hash}, the record says {record['plan_hash']}")
     if not _same(record["sample_rate"], plan.sample_rate):
         found.append(f"sample_rate: {plan.sample_rate!r}, the record says {record['sample_rate']!r}")
-    named = mechanism_name(plan.sampling, plan.unit)
+    named = mechanism_name(plan)
     if record["mechanism"] != named:
         found.append(f"mechanism: {named!r}, the record says {record['mechanism']!r}")
+    if record["sampling_assumed"] != SAMPLINGS[kind_of(plan)]:
+        found.append(f"sampling_assumed: {SAMPLINGS[kind_of(plan)]!r}, the record says {record['sampling_assumed']!r}")
     taken = sum(record["sampling_used"].values())
     if record["steps_taken"] != taken:
         found.append(f"steps_taken: the steps by sampler are {taken} together, the record says {record['steps_taken']}")
+    if record.get("rounds", plan.rounds(taken)) < plan.rounds(taken):
+        found.append(f"rounds: {taken} steps are {plan.rounds(taken)} rounds at least, the record says {record['rounds']}")
     others = [release["noise_multiplier"] for release in record["other_releases"]]
     stds = {group["name"]: group["noise_std"] for group in record["groups"]}
     realised = noise_multiplier_of(stds, {group["name"]: group["threshold"] for group in record["groups"]}, others, 0.0)
@@ -82,10 +88,11 @@ def _claim(record: Mapping[str, Any], plan: Mechanism) -> list[str]:
     if reasons:
         return [f"epsilon: one is claimed, though {' and '.join(reasons)}"]
     delta, steps = record["delta"], record["steps_taken"]
+    rounds = max(record.get("rounds", 0), plan.rounds(steps))
     claims = {1: record["epsilon"]} | {int(k): value for k, value in record["epsilon_by_samples_of_a_person"].items()}
     found = []
     for samples, claimed in claims.items():
-        again = plan.spent(delta=delta, steps=steps, samples_per_user=samples).epsilon
+        again = plan.spent(delta=delta, steps=steps, samples_per_user=samples, rounds=rounds).epsilon
         if not _same(claimed, again):
             whose = "" if samples == 1 else f" of a person with {samples} {plan.unit}s"
             found.append(f"epsilon{whose}: {again!r} at delta {delta:g}, the record says {claimed!r}")

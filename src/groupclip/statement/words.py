@@ -9,9 +9,10 @@ from groupclip.noise.sources import KEY_GIVEN
 from groupclip.privacy import accounting
 from groupclip.privacy.figures import figure, reading
 from groupclip.privacy.thresholds import sensitivity
+from groupclip.statement.correlated import correlated
 from groupclip.statement.covered import covered, not_covered
 from groupclip.statement.facts import others
-from groupclip.statement.terms import CLIPPED, SAMPLINGS
+from groupclip.statement.terms import CLIPPED, CYCLIC, SAMPLINGS, kind_of
 
 if TYPE_CHECKING:
     from groupclip.statement.record import PrivacyRecord
@@ -29,6 +30,15 @@ _BATCHES = {
     ),
     "without-replacement": "each batch is a random choice of exactly {batch:,} of the {n:,} {unit}s",
     "full-batch": "each batch holds all {n:,} {unit}s",
+    CYCLIC: (
+        "the {n:,} {unit}s were dealt into {bands} parts at random, steps draw from the parts in turn, and each {unit} of a part "
+        "enters the step's batch independently with probability {rate:.6g}"
+    ),
+}
+_KINDS = {
+    "poisson": "Poisson samples",
+    "truncated-poisson": "truncated Poisson samples",
+    CYCLIC: "cyclic Poisson samples",
 }
 
 
@@ -78,8 +88,8 @@ def _result(record: PrivacyRecord) -> str:
     if not record.sampling_is_ours:
         kind = (
             "Poisson samples"
-            if record.mechanism.sampling == "poisson"
-            else f"drawn {SAMPLINGS[record.mechanism.sampling]}"
+            if kind_of(record.mechanism) == "poisson"
+            else f"drawn {SAMPLINGS[kind_of(record.mechanism)]}"
         )
         condition = f", provided that the batches were {kind} (see below)"
     return (
@@ -179,10 +189,11 @@ def _method(record: PrivacyRecord) -> str:
     rests, what, together = ("updates", "update", "round") if unit == "client" else ("losses", "loss", "batch")
     gradient = f"the mean gradient of {record.views} views of every {unit}" if several else f"the {CLIPPED[unit]} of every {unit}"
     once = f" The views of one {unit} are clipped as one, so their number costs no privacy." if several else ""
+    shared = f" {correlated(record)}" if mechanism.bands != 1 else ""
     return (
         f"In each step {gradient} was clipped ({record.clip}) in {groups}, so that one {unit} adds "
-        f"at most {total:.6g} in all to the sum.{once}{twice} {noise} (noise multiplier {mechanism.noise_multiplier:.6g}). The "
-        f"sum was then divided by the expected batch size, {mechanism.expected_batch_size:,}. {record.steps:,} of "
+        f"at most {total:.6g} in all to the sum.{once}{twice} {noise} (noise multiplier {mechanism.noise_multiplier:.6g}).{shared} "
+        f"The sum was then divided by the expected batch size, {mechanism.expected_batch_size:,}. {record.steps:,} of "
         f"{mechanism.steps:,} planned steps were taken. The record beside this statement gives the threshold and "
         f"the noise of every group. The guarantee rests on {rests} of single {unit}s, which groupclip took as they were given: the "
         f"{what} of one {unit} mustn't depend on another {unit} of its {together}."
@@ -197,14 +208,16 @@ def _method(record: PrivacyRecord) -> str:
 
 def _sampling(record: PrivacyRecord) -> str:
     mechanism = record.mechanism
-    how = _BATCHES[mechanism.sampling].format(
+    how = _BATCHES[kind_of(mechanism)].format(
+        bands=mechanism.bands,
+        rate=mechanism.part_rate,
         n=mechanism.dataset_size,
         unit=mechanism.unit,
         q=mechanism.sample_rate,
         cap=mechanism.max_batch_size or 0,
         batch=mechanism.expected_batch_size,
     )
-    kind = {"poisson": "Poisson samples", "truncated-poisson": "truncated Poisson samples"}.get(mechanism.sampling)
+    kind = _KINDS.get(kind_of(mechanism))
     assumed = f"The figure assumes {kind}: {how}." if kind else f"The figure assumes that {how}."
     own, foreign = (record.steps_by_sampler[sampler] for sampler in ("groupclip", "user"))
     if foreign == 0:
@@ -215,7 +228,7 @@ def _sampling(record: PrivacyRecord) -> str:
         whose = f"In {foreign:,} of the {record.steps:,} steps the sampling was the user's own"
     condition = (
         "each batch was a Poisson sample at rate q"
-        if mechanism.sampling == "poisson"
+        if kind_of(mechanism) == "poisson"
         else "each batch was drawn in that way"
     )
     if mechanism.unit == "user":
@@ -283,4 +296,5 @@ def _command(record: PrivacyRecord) -> str:
         f"groupclip epsilon --dataset-size {plan.dataset_size} --batch-size {plan.expected_batch_size!r} --steps {record.steps} "
         f"--noise-multiplier {plan.noise_multiplier!r} --delta {record.delta!r} --sampling {plan.sampling}{cap} "
         f"--adjacency {plan.adjacency} --unit {plan.unit}"
+        + (f" --bands {plan.bands} --rounds {record.rounds or plan.rounds(record.steps)}" if plan.bands != 1 else "")
     )

@@ -149,7 +149,8 @@ class _Running:
         self, trainer: Trainer, module: LightningModule, engine: Engine, loader: PrivateBatches, optimizer: Optimizer, delta: float,
         looks: bool,
     ) -> None:  # fmt: skip
-        self.curve = EpsilonCurve(loader.mechanism, delta)
+        assert engine.ledger is not None
+        self.curve = EpsilonCurve(engine.ledger, delta)
         self.steps = PrivateModule(trainer, module, engine, looks)
         self._engine, self._loader, self._optimizer = engine, loader, optimizer
         self._step_before = vars(optimizer).get("step")

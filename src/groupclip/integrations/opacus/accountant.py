@@ -59,4 +59,4 @@ class Accountant:
         ledger = self.engine.ledger
         if FIGURES[self._name] is None or not ledger.steps or ledger.obstacle:
             return self.engine.epsilon(delta=delta)
-        return ledger.mechanism.spent(delta=delta, steps=ledger.steps, accountant=FIGURES[self._name]).epsilon
+        return ledger.mechanism.spent(delta=delta, steps=ledger.steps, rounds=ledger.rounds, accountant=FIGURES[self._name]).epsilon

@@ -280,7 +280,8 @@ def made_private(
     loss: Callable[[Trainer], Loss] = loss_of,
 ) -> None:  # fmt: skip
     """Give a trainer its engine, and let it follow the ledger."""
-    trainer._privately = Privately(engine, mechanism, delta, key, loss(trainer), looks, EpsilonCurve(mechanism, delta))
+    assert engine.ledger is not None
+    trainer._privately = Privately(engine, mechanism, delta, key, loss(trainer), looks, EpsilonCurve(engine.ledger, delta))
     trainer.add_callback(Following(trainer._privately))
     if looks:
         engine.unsafe_look("mean training loss")

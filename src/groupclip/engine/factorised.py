@@ -1,0 +1,112 @@
+"""Steps whose noise is correlated with that of steps before: on which batches they may be taken, and where a stretch ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ..autograd.slot import Slot
+from ..clipping.budget import GroupNoise
+from ..errors import PrivacyViolation, UnsupportedOperation
+from ..noise.correlated import CorrelatedNoise
+from ..noise.grid import HardenedNoise
+from ..noise.sources import NoiseSource
+from ..privacy.mechanism import Mechanism
+from ..privacy.toeplitz import coefficients
+from ..sampling.claims import Drawn, Run
+
+
+class Factorised:
+    """The correlated noise of one engine.
+
+    A stretch goes on while steps are on one batch after the other of ONE iterator: only then is it known that a sample's steps are
+    b or more apart. After anything else the noise is begun anew, and the ledger counts it.
+
+    Args:
+        mechanism: with more than one band.
+    """
+
+    def __init__(self, mechanism: Mechanism) -> None:
+        self._noise = CorrelatedNoise(coefficients(mechanism.steps, mechanism.band_count))
+        self._taken: tuple[Run, int] | None = None  # the batch of the last step whose noise was drawn: its run and number
+        self._next: tuple[Run, int] | None = None
+        self._anew = True
+        self._refused = ""
+
+    def begins(self, batch: Drawn | None) -> bool:
+        """Return whether the noise of the next step, which :meth:`add` draws, is begun anew.
+
+        Args:
+            batch: on which the step is, if that is one of groupclip's, whole and in turn.
+
+        Raises:
+            PrivacyViolation: it isn't, or an earlier step wasn't: which part of the data comes next isn't known then.
+        """
+        if batch is None:
+            self._refused = self._refused or _REFUSED
+        if self._refused or batch is None:
+            raise PrivacyViolation(self._refused)
+        self._next = (batch.run, batch.step)
+        self._anew = self._taken != (batch.run, batch.step - 1) or not self._noise.is_whole
+        return self._anew
+
+    def add(self, noise: NoiseSource, slots: Sequence[Slot], stds: Mapping[str, float], sums: Mapping[int, Tensor]) -> None:
+        """Add the noise of the next step.
+
+        Args:
+            noise: source of independent noise.
+            slots: all of the engine, frozen ones too: whose noise goes on, unused.
+            stds: of the independent noise, by group.
+            sums: by ``id`` of a slot, what gets noise.
+        """
+        # If this fails, the next step isn't the one after the last that was taken, and begins anew.
+        with torch._C.DisableTorchFunctionSubclass():
+            self._noise.prepare([slot.kept.data for slot in slots])
+            if self._anew:
+                self._noise.begin_anew()
+            for slot, found in zip(slots, self._noise.draw(noise, [stds[slot.group.name] for slot in slots]), strict=True):
+                if id(slot) in sums:
+                    total = sums[id(slot)]
+                    total.add_(found if found.device == total.device else found.to(total.device))
+        self._taken = self._next
+
+
+def factorised(mechanism: Mechanism | None) -> Factorised | None:
+    """Return the correlated noise of a plan; None for one with independent noise, or for clipping alone."""
+    return None if mechanism is None or mechanism.band_count == 1 else Factorised(mechanism)
+
+
+def check_factorised(mechanism: Mechanism | None, amounts: GroupNoise, noise: NoiseSource, *, several: bool) -> None:
+    """Check that noise may be correlated over the steps of a plan, where it asks for that.
+
+    Raises:
+        ValueError, UnsupportedOperation: what it doesn't go with.
+    """
+    if mechanism is None or mechanism.band_count == 1:
+        return
+    bands = f"bands={mechanism.bands}"
+    if amounts.moves:
+        raise ValueError(
+            f"{bands} with Adaptive thresholds: noise that cancels over steps has to be of one size in all of them, and thresholds "
+            "that move change it. Give fixed thresholds=, or plan with bands=1"
+        )
+    if isinstance(noise, HardenedNoise):
+        raise ValueError(
+            f"{bands} with HardenedNoise: sums of earlier steps' noise don't lie on its grid. Leave noise= out, or plan "
+            "with bands=1"
+        )
+    if several:
+        raise UnsupportedOperation(
+            f"{bands} under several processes: parts of the data and earlier noise aren't shared among ranks. Train on one "
+            "process, or plan with bands=1"
+        )
+
+
+_REFUSED = (
+    "with correlated noise (bands > 1) a step was not on exactly one whole batch that groupclip drew, in turn: a batch of your "
+    "own, part of a logical batch, one that had a step already, or one before it had none. A sample may come again too early then, "
+    "and the noise of its steps would cancel. Draw batches by groupclip.logical_batches(dataset, mechanism) without key=, and "
+    "take one step on each. To go on, detach this engine and attach again (what was spent stays spent), or plan with bands=1"
+)

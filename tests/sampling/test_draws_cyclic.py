@@ -1,0 +1,117 @@
+"""The law of cyclic Poisson sampling, with twins that must be rejected.
+
+Judged by :func:`faults`: five tests, each with a false-alarm rate of 1e-6. Keys and seeds are fixed: what passes once
+passes always.
+"""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from groupclip.privacy.mechanism import Mechanism
+from groupclip.sampling.draws import drawn, part_of
+
+KEY = bytes(range(32))
+PARTS, SIZE, STEPS, ALPHA = 4, 1_002, 1_000, 1e-6
+PLAN = Mechanism(dataset_size=SIZE, expected_batch_size=25, steps=STEPS, noise_multiplier=1.0, adjacency="zero-out", bands=PARTS)
+RATE = PLAN.part_rate
+
+
+def two_sided(law, value: float) -> float:
+    return min(1.0, 2 * min(law.cdf(value), law.sf(value - 1 if law.dist.name == "binom" else value)))
+
+
+def faults(batches: list[np.ndarray]) -> set[str]:
+    """Names of the tests that reject ``batches`` (indices of each step)."""
+    entered = np.zeros((STEPS, SIZE), dtype=np.int64)
+    for step, batch in enumerate(batches):
+        np.add.at(entered[step], batch, 1)
+    turn = np.array([[entered[first::PARTS, i].sum() for first in range(PARTS)] for i in range(SIZE)])
+    part = turn.argmax(1)
+    trials = np.array([len(range(first, STEPS, PARTS)) for first in range(PARTS)])[part]
+    inside = turn[np.arange(SIZE), part]
+    by_sample = ((inside - trials * RATE) ** 2 / (trials * RATE * (1 - RATE))).sum()
+    own = [entered[first::PARTS][:, part == first] for first in range(PARTS)]  # draws that are made at all
+    met = sum(int((draws[0::2][: len(draws) // 2] * draws[1::2][: len(draws) // 2]).sum()) for draws in own)
+    pairs = sum(draws[0::2][: len(draws) // 2].size for draws in own)
+    halves = [(draws[:, 0::2], draws[:, 1::2]) for draws in own]
+    side = sum(int((one[:, : other.shape[1]] * other).sum()) for one, other in halves)
+    sides = sum(other.size for _, other in halves)
+    probabilities = {
+        "drawn out of turn": 1.0 if turn.sum() == inside.sum() and entered.max() <= 1 else 0.0,
+        "rate": two_sided(stats.binom(int(trials.sum()), RATE), int(inside.sum())),
+        "per sample": two_sided(stats.chi2(SIZE), by_sample),
+        "from round to round": two_sided(stats.binom(pairs, RATE**2), met),
+        "between samples": two_sided(stats.binom(sides, RATE**2), side),
+    }
+    return {name for name, probability in probabilities.items() if probability < ALPHA}
+
+
+def ours() -> list[np.ndarray]:
+    return [drawn(PLAN, key=KEY, step=step) for step in range(STEPS)]
+
+
+def at_rate(rate: float) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    parts = np.array_split(rng.permutation(SIZE), PARTS)
+    return [parts[step % PARTS][rng.random(len(parts[step % PARTS])) < rate] for step in range(STEPS)]
+
+
+def plain_poisson() -> list[np.ndarray]:
+    plain = dataclasses.replace(PLAN, bands=1)
+    return [drawn(plain, key=KEY, step=step) for step in range(STEPS)]
+
+
+def dealt_anew_each_round() -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    found = []
+    for step in range(STEPS):
+        if step % PARTS == 0:
+            parts = np.array_split(rng.permutation(SIZE), PARTS)
+        found.append(parts[step % PARTS][rng.random(len(parts[step % PARTS])) < RATE])
+    return found
+
+
+def fixed_share() -> list[np.ndarray]:
+    """Every sample the same number of times: rounds take turns among fixed quarters of a part."""
+    rng = np.random.default_rng(0)
+    parts = np.array_split(rng.permutation(SIZE), PARTS)
+    shares = [np.array_split(part, round(1 / RATE)) for part in parts]
+    return [shares[step % PARTS][(step // PARTS) % len(shares[0])] for step in range(STEPS)]
+
+
+def test_the_sampler_has_the_law():
+    assert faults(ours()) == set()
+    assert faults(at_rate(RATE)) == set()
+
+
+@pytest.mark.parametrize(
+    ("batches", "noticed"),
+    [
+        (plain_poisson, "drawn out of turn"),
+        (dealt_anew_each_round, "drawn out of turn"),
+        (fixed_share, "per sample"),
+        (lambda: at_rate(RATE / PARTS), "rate"),
+        (lambda: at_rate(1.05 * RATE), "rate"),
+    ],
+    ids=["plain Poisson", "dealt anew", "fixed shares", "the rate of one band", "5 % too often"],
+)
+def test_other_laws_are_rejected(batches, noticed):
+    assert noticed in faults(batches())
+
+
+def test_the_data_are_dealt_once_and_evenly():
+    parts = [part_of(SIZE, PARTS, step, key=KEY) for step in range(2 * PARTS)]
+    assert sorted(np.concatenate(parts[:PARTS]).tolist()) == list(range(SIZE))
+    assert all((a == b).all() for a, b in zip(parts[:PARTS], parts[PARTS:], strict=True))
+    assert sorted(map(len, parts[:PARTS])) == [250, 250, 251, 251]
+    other = part_of(SIZE, PARTS, 0, key=bytes(32))
+    assert len(np.intersect1d(other, parts[0])) < 120  # 63 are expected where the keys have nothing in common
+
+
+def test_parts_that_are_drawn_whole():
+    whole = dataclasses.replace(PLAN, dataset_size=100)
+    assert whole.part_rate == 1.0
+    assert (drawn(whole, key=KEY, step=3) == part_of(100, PARTS, 3, key=KEY)).all()
