@@ -6,6 +6,7 @@ Correlations are judged by ``faults`` of tests/noise/test_correlated.py, whose f
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -358,7 +359,8 @@ def test_what_does_not_go_with_correlated_noise_is_refused_with_the_fix(monkeypa
         attached(small(), plan(bands="auto", sigma=None))
     with pytest.raises(ValueError, match=r"bands='auto': how many.*calibrate"):
         list(gc.logical_batches(DATA, plan(bands="auto", sigma=None)))
-    monkeypatch.setattr("groupclip.engine.attach.ranks", lambda: object())
+    ranks = SimpleNamespace(rank=0, size=2, exchange=lambda told: [told, told])
+    monkeypatch.setattr("groupclip.engine.attach.ranks", lambda: ranks)
     with pytest.raises(UnsupportedOperation, match=r"bands=4 under several processes.*Train on one process, or plan with bands=1"):
         attached(small(), plan())
 

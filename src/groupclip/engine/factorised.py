@@ -12,6 +12,7 @@ from ..clipping.budget import GroupNoise
 from ..errors import PrivacyViolation, UnsupportedOperation
 from ..noise.correlated import CorrelatedNoise
 from ..noise.grid import HardenedNoise
+from ..noise.jointly import add_to_all
 from ..noise.sources import NoiseSource
 from ..privacy.mechanism import Mechanism
 from ..privacy.toeplitz import coefficients
@@ -71,6 +72,17 @@ class Factorised:
                     total = sums[id(slot)]
                     total.add_(found if found.device == total.device else found.to(total.device))
         self._taken = self._next
+
+
+def add_noise(
+    noise: NoiseSource, sums: Sequence[tuple[Slot, Tensor]], stds: Mapping[str, float], slots: Sequence[Slot],
+    correlated: Factorised | None,
+) -> None:  # fmt: skip
+    """Add the noise of a step to the sums of ``slots`` that take part: independent, or ``correlated`` with earlier steps'."""
+    if correlated is None:
+        add_to_all(noise, [(total, stds[slot.group.name]) for slot, total in sums])
+    else:
+        correlated.add(noise, slots, stds, {id(slot): total for slot, total in sums})
 
 
 def factorised(mechanism: Mechanism | None) -> Factorised | None:

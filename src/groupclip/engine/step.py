@@ -16,13 +16,12 @@ from ..autograd.slot import Slot, called_by_scaler
 from ..clipping.budget import GroupNoise
 from ..distributed.ranks import Ranks
 from ..errors import PrivacyViolation
-from ..noise.jointly import add_to_all
 from ..noise.sources import NoiseSource
 from ..privacy.ledger import Ledger
 from ..sampling.claims import Owner
 from .checks import check_optimizer
 from .custody import AGAIN, SCALER, Custody, Found, some
-from .factorised import factorised
+from .factorised import add_noise, factorised
 from .samples import SamplesSeen
 from .together import Together, check_ranks
 from .unmoved import Unmoved
@@ -249,10 +248,7 @@ class PrivateStep:
                 slot.wide = None
             sums.append((slot, grad, grad if slot.wide is None else slot.sum_in(grad)))
         if self._together is None:
-            if self._factorised is None:
-                add_to_all(self._noise, [(total, stds[slot.group.name]) for slot, _, total in sums])
-            else:
-                self._factorised.add(self._noise, self._slots, stds, {id(slot): total for slot, _, total in sums})
+            add_noise(self._noise, [(slot, total) for slot, _, total in sums], stds, self._slots, self._factorised)
             # Not in one loop: after each operation of theirs, torch's threads keep the processors busy for a while.
             if sums:
                 torch._foreach_div_([total for _, _, total in sums], expected_batch_size)  # pyright: ignore[reportPrivateImportUsage]

@@ -24,8 +24,9 @@ def begun_at(begun: Sequence[int], steps: int, bands: int, *, anew: bool) -> tup
 def checked_begun(found: object, steps: int, bands: int) -> tuple[int, ...]:
     """Return what was saved of the beginnings of stretches. ValueError if it doesn't fit so many steps."""
     whole = isinstance(found, list) and all(type(at) is int for at in found)
-    if not whole or sorted(set(found)) != found or any(not 0 <= at < steps for at in found) or (found and bands == 1):
+    rising: list[int] = sorted(set(found)) if whole and isinstance(found, list) else []
+    if not whole or rising != found or any(not 0 <= at < steps for at in rising) or (rising and bands == 1):
         raise ValueError(
             f"begun={found!r} must be the steps at which correlated noise was begun, rising, of {steps} steps with {bands} bands"
         )
-    return tuple(found)
+    return tuple(rising)
