@@ -340,7 +340,7 @@ ALONE = (
         "an engine that doesn't charge its budget",
         "what is spent is counted",
         "tests/engine/test_budget.py",
-        ("privacy/ledger.py", "charged = self._reservation.charge(sampling)", "charged = self.steps + 1"),
+        ("privacy/ledger.py", "charged = self._reservation.charge(sampling, anew=anew)", "charged = self.steps + 1"),
     ),
     mutant(
         "steps of an open training not set aside in its budget",
@@ -642,8 +642,8 @@ NOISE = (
         "tests/engine/test_noise.py",
         (
             "engine/step.py",
-            "            add_to_all(self._noise, [",
-            "            for _ in stds:\n              add_to_all(self._noise, [",
+            "            add_noise(self._noise, [",
+            "            for _ in stds:\n              add_noise(self._noise, [",
         ),
     ),
     mutant(
@@ -934,7 +934,7 @@ ACCOUNTING = (
         "wrong q in the ledger",
         "the rate that is accounted is the rate at which samples are drawn",
         "tests/privacy/test_mechanism.py",
-        ("privacy/mechanism.py", "            rate=self.sample_rate,", "            rate=self.sample_rate * 0.99,"),
+        ("privacy/mechanism.py", "            rate=self.part_rate,", "            rate=self.part_rate * 0.99,"),
     ),
     mutant(
         "epsilon of half the steps",
@@ -942,7 +942,7 @@ ACCOUNTING = (
         "tests/privacy/test_ledger.py",
         (
             "privacy/ledger.py",
-            "return self.mechanism.spent(delta=delta, steps=self.steps)",
+            "return self.mechanism.spent(delta=delta, steps=self.steps, rounds=self.rounds)",
             "return self.mechanism.spent(delta=delta, steps=(self.steps + 1) // 2)",
         ),
     ),
@@ -952,8 +952,8 @@ ACCOUNTING = (
         "tests/engine/test_noise.py",
         (
             "engine/step.py",
-            '            self._ledger.record("groupclip" if own else "user")',
-            '            _ = self.samples.counts and self._ledger.record("groupclip" if own else "user")',
+            '            self._ledger.record("groupclip" if own else "user", anew=anew)',
+            '            _ = self.samples.counts and self._ledger.record("groupclip" if own else "user", anew=anew)',
         ),
     ),
     mutant(
@@ -1120,6 +1120,73 @@ ACCOUNTING = (
     ),
 )
 
+CORRELATED = (
+    mutant(
+        "a band of the factorisation left out",
+        "noise is correlated as the accounting says",
+        "tests/noise/test_correlated.py tests/engine/test_factorised.py",
+        ("noise/correlated.py", "oldest.sub_(earlier, alpha=share)", "oldest.sub_(earlier, alpha=share * (earlier is kept[0]))"),
+    ),
+    mutant(
+        "a column longer than one",
+        "one sample in one step moves C G by its threshold at most",
+        "tests/privacy/test_toeplitz.py",
+        ("privacy/toeplitz.py", "for entry in column / np.sqrt(column @ column))", "for entry in column)"),
+    ),
+    mutant(
+        "bands accounted at the rate of one",
+        "the rate that is accounted is the rate at which a part's samples are drawn",
+        "tests/privacy/test_bands.py",
+        ("privacy/mechanism.py", "return self.band_count * self.expected_batch_size", "return self.expected_batch_size"),
+    ),
+    mutant(
+        "a round that wasn't finished isn't counted",
+        "epsilon is of every released step",
+        "tests/privacy/test_bands.py",
+        ("privacy/mechanism.py", "-(-self._taken(steps) // self.band_count)", "self._taken(steps) // self.band_count"),
+    ),
+    mutant(
+        "the data dealt anew in every step",
+        "a sample's steps are b apart",
+        "tests/sampling/test_draws_cyclic.py",
+        ("sampling/draws.py", '"groupclip/sampling/deal")', '"groupclip/sampling/deal" * (1 + step))'),
+    ),
+    mutant(
+        "correlated noise goes on across iterators",
+        "a sample's steps are b apart",
+        "tests/engine/test_factorised.py",
+        (
+            "engine/factorised.py",
+            "self._anew = self._taken != (batch.run, batch.step - 1) or",
+            "self._anew = self._taken is None or",
+        ),
+    ),
+    mutant(
+        "noise that is begun anew costs nothing",
+        "a resumed run pays for a factorisation of its own",
+        "tests/privacy/test_stretches.py tests/engine/test_factorised.py",
+        ("privacy/stretches.py", "starts = bands > 1 and (anew or steps == 0)", "starts = bands > 1 and steps == 0"),
+    ),
+    mutant(
+        "batches of one's own with correlated noise",
+        "a sample's steps are b apart",
+        "tests/engine/test_factorised.py",
+        ("engine/step.py", "self._factorised.begins(self._owner.claimed if own else None)", "self._ledger.steps == 0"),
+    ),
+    mutant(
+        "correlated noise under thresholds that move",
+        "noise that cancels over steps is of one size",
+        "tests/engine/test_factorised.py",
+        ("engine/factorised.py", "    if amounts.moves:\n", "    if amounts.moves and several:\n"),
+    ),
+    mutant(
+        "steps lost in a crash counted as one stretch",
+        "a resumed run pays for every factorisation that may have been begun",
+        "tests/privacy/test_stretches.py",
+        ("privacy/ledger.py", "*range(counted, counted + lost)]", "*range(counted, counted + min(lost, 1))]"),
+    ),
+)
+
 RUNS = (
     mutant(
         "threshold changed after the plan",
@@ -1244,7 +1311,7 @@ TRAINERS = (
         "steps after a Trainer's checkpoint forgotten",
         "steps that were released stay spent",
         "tests/integrations/test_keeping.py",
-        ("integrations/keeping.py", '["groupclip"] + max(0, lost)', '["groupclip"] + min(0, lost)'),
+        ("privacy/ledger.py", 'steps["groupclip"] += max(0, lost)', 'steps["groupclip"] += min(0, lost)'),
         ("integrations/keeping.py", "while path.is_file() and engine", "while path.is_symlink() and engine"),
     ),
     mutant(
@@ -1323,4 +1390,4 @@ TRAINERS = (
     ),
 )
 
-MUTANTS = (*CLIPPING, *ALONE, *NOISE, *ACCOUNTING, *RUNS, *TRAINERS)
+MUTANTS = (*CLIPPING, *ALONE, *NOISE, *ACCOUNTING, *CORRELATED, *RUNS, *TRAINERS)

@@ -51,7 +51,7 @@ def _verify(context: click.Context, _: click.Parameter, path: Path | None) -> No
     "--noise-stds", help="Give s_1,..,s_M, the noise on every coordinate of each group's sum, with --thresholds."
 )
 @ACCOUNTANT
-@click.option("--rounds", type=int, help="With --bands: count so many rounds, where a resumed run has more than a whole one.")
+@click.option("--rounds", type=int, help="Set the rounds that a resumed run with --bands has, which are more than its plan's.")
 @click.option(
     "--samples-per-user", help="Tell epsilon for a person with K,.. samples too, at the same delta: 2,4,8 for instance."
 )

@@ -38,7 +38,7 @@ SAMPLING = (
     ),
     click.option("--max-batch-size", type=int, help="Cap a truncated-poisson batch. Default: B + 6.5 sqrt(B)."),
     click.option(
-        "--bands", type=Bands(), help="Correlate the noise of so many steps; needs zero-out. 'auto' finds how many. Default: 1."
+        "--bands", type=Bands(), help="Set over how many steps noise is correlated; 'auto' finds it. Needs zero-out. Default: 1."
     ),
 )
 """Options that ``train`` has as well."""
