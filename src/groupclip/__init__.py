@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .memory import Plan, plan
     from .memory.advise import Advice, advise
     from .noise.grid import HardenedNoise
+    from .privacy.bands import prefix_noise
     from .privacy.budget import Budget
     from .privacy.mechanism import Mechanism
     from .privacy.selection import calibrate_search, draw_runs, search_cost
@@ -68,6 +69,7 @@ __all__ = [
     "partition",
     "plan",
     "poisson_batches",
+    "prefix_noise",
     "public_thresholds",
     "search_cost",
     "user_losses",
@@ -92,6 +94,7 @@ _HOME = {
     "memory": ("Plan", "plan"),
     "memory.advise": ("Advice", "advise"),
     "noise.grid": ("HardenedNoise",),
+    "privacy.bands": ("prefix_noise",),
     "privacy.budget": ("Budget",),
     "privacy.mechanism": ("Mechanism",),
     "privacy.selection": ("calibrate_search", "draw_runs", "search_cost"),

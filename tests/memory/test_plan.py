@@ -173,3 +173,28 @@ def test_of_half_precision_too(dtype: torch.dtype, groups: int) -> None:
     measured = measure(model, batch, plan.partition)
     assert plan.predicted_peak == plan.static + measured.peak
     assert measured.levels[-1] >= sum(p.numel() for p in model.parameters()) * (2 + 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_noise_that_is_kept_is_counted_to_the_byte(dtype: torch.dtype) -> None:
+    """Against what the engine keeps after steps of a plan with 5 bands."""
+    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)).to(dtype)
+    model[0].bias.requires_grad_(False)
+    batch = (torch.randn(8, 6, dtype=dtype), torch.randint(3, (8,)))
+    one, five = (gc.plan(model, batch, groups=2, bands=bands) for bands in (1, 5))
+    mechanism = gc.Mechanism(
+        dataset_size=40, expected_batch_size=8, steps=6, noise_multiplier=1.0, adjacency="zero-out", bands=5
+    )
+    data = torch.utils.data.TensorDataset(torch.randn(40, 6, dtype=dtype), torch.randint(3, (40,)))
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    engine = gc.attach(model, optimizer, "layer-wise", mechanism)
+    for rows in gc.logical_batches(data, mechanism, 40):
+        for x, y in rows:
+            engine.backward(nn.functional.cross_entropy(model(x), y, reduction="none"))
+        optimizer.step()
+        optimizer.zero_grad()
+    kept = engine._step._factorised._noise.nbytes
+    engine.detach()
+    assert kept == 4 * 4 * (6 * 16 + 16 * 3 + 3)
+    assert five.static - one.static == kept == five.predicted_peak - one.predicted_peak
+    assert five.predicted_plain == one.predicted_plain

@@ -42,6 +42,7 @@ _VOCABULARY = 30_522
     type=click.IntRange(min=2),
     help="Set the number of classes. Default: the number that the model is built for.",
 )
+@click.option("--bands", type=click.IntRange(min=1), default=1, help="Count the noise that so many bands keep.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Write the curve of live bytes as .png or .svg.")
 @click.option("--partition", "out", type=click.Path(path_type=Path), help="Write the partition as JSON.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -54,6 +55,7 @@ def plan(
     image_size: int | None,
     tokens: int | None,
     classes: int | None,
+    bands: int,
     plot: Path | None,
     out: Path | None,
     as_json: bool,
@@ -84,9 +86,9 @@ def plan(
         found: Plan
         if samples is None:
             assert memory is not None
-            found = largest_batch(model, example, memory=memory, groups=groups, optimizer=stepper)
+            found = largest_batch(model, example, memory=memory, groups=groups, optimizer=stepper, bands=bands)
         else:
-            found = find(model, example, groups=groups, memory=memory, optimizer=stepper)
+            found = find(model, example, groups=groups, memory=memory, optimizer=stepper, bands=bands)
         if plot is not None:
             from ..memory.figures import draw_curves
 

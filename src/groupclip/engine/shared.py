@@ -91,12 +91,13 @@ class ChargedByFirst:
     name: str
     lasts: bool
     before: Mapping[str, int]
+    begun: tuple[int, ...] = ()  # correlated noise isn't had on several processes
 
-    def charge(self, sampling: str) -> int:
+    def charge(self, sampling: str, *, anew: bool = False) -> int:
         """Charge one step, and return its number. All ranks must call it; where rank 0 can't charge it, none takes it."""
 
         def charged() -> dict[str, int]:
-            return {} if self.reservation is None else {"step": self.reservation.charge(sampling)}
+            return {} if self.reservation is None else {"step": self.reservation.charge(sampling, anew=anew)}
 
         return told_by_all(self.ranks, charged, "the step")[0]["step"]
 

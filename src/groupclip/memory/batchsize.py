@@ -14,7 +14,7 @@ from .workload import Loss, default_loss, number_of_samples
 
 def largest_batch(
     model: nn.Module, example_batch: Any, *, memory: str | int, groups: int | None = None, optimizer: Optimizer | None = None,
-    loss: Loss = default_loss,
+    loss: Loss = default_loss, bands: int = 1,
 ) -> Plan:  # fmt: skip
     """Return the plan with the most samples that fits; ``plan.samples`` says how many.
 
@@ -30,7 +30,7 @@ def largest_batch(
     budget = parse_bytes(memory)
 
     def planner(samples: int) -> Planner:
-        return Planner(model, example_batch, optimizer, loss, samples)
+        return Planner(model, example_batch, optimizer, loss, samples, bands=bands)
 
     peaks: dict[int, int] = {}
 

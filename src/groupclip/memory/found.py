@@ -19,7 +19,7 @@ class Plan:
         partition: the groups; it remembers the norm methods, and ``attach`` uses them.
         methods: layer name -> norm method, where there is a choice.
         samples: B of the physical batch that it was made for.
-        static: bytes of parameters, buffers and, if an optimizer was given, its state after a step.
+        static: bytes of parameters, buffers and, if an optimizer was given, its state after a step; and of noise that is kept.
         predicted_peak: static plus the most that a step holds beside it: batch, activations, what is booked, gradients.
         predicted_plain: the same for training without privacy.
         group_peaks: of each group, by the cost model: static plus the most while it is booked and clipped.

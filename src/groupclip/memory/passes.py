@@ -19,6 +19,7 @@ from ..engine.attach import attach
 from ..engine.engine import Engine
 from ..engine.forward import Forward
 from ..nested import tensors_in
+from ..noise.correlated import bytes_kept
 from ..noise.jointly import SMALL, together_at_most
 from ..noise.normals import workspace_bytes
 from ..partition.choose import partition
@@ -144,6 +145,11 @@ def _noise_bytes(model: nn.Module, dtype: torch.dtype) -> int:
     alone = workspace_bytes([max(small)], dtype) if small else 0
     copied = workspace_bytes([together], dtype) + together * dtype.itemsize if together else 0
     return max(workspace_bytes(large, dtype), alone, copied)
+
+
+def kept_noise(model: nn.Module, bands: int) -> int:
+    """Return bytes of earlier steps' noise that correlated noise keeps beside a model."""
+    return sum(bytes_kept(p.numel(), p.dtype, bands) for p in model.parameters() if p.requires_grad)
 
 
 def optimizer_bytes(model: nn.Module, optimizer: Optimizer | None) -> tuple[int, int]:

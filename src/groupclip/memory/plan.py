@@ -14,13 +14,14 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from ..arguments import whole
 from ..partition.choose import partition
 from ..partition.groups import Partition
 from ..persample.norms import AUTO
 from .cost import LayerCost, Machine, group_peak, layer_costs
 from .found import BudgetTooSmallError, Plan
 from .methods import Intervals, fastest, least_bytes, least_seconds
-from .passes import Sketched, optimizer_bytes
+from .passes import Sketched, kept_noise, optimizer_bytes
 from .planner import Starts, fewest_groups, least_peak, least_sum
 from .sizes import parse_bytes, show_bytes
 from .workload import Loss, batch_bytes, default_loss
@@ -38,6 +39,7 @@ def plan(
     loss: Loss = default_loss,
     samples: int | None = None,
     machine: Machine | None = None,
+    bands: int = 1,
 ) -> Plan:
     """Choose contiguous groups of layers and their norm methods; nothing is run on numbers and nothing is changed.
 
@@ -53,6 +55,7 @@ def plan(
         loss: ``loss(model, example_batch)`` gives ``[B]``, the losses that training will use.
         samples: B, if not that of the example.
         machine: rates for the cost model of time.
+        bands: of the mechanism: the noise of so many steps less one is kept.
 
     Raises:
         ValueError: neither ``groups`` nor ``memory``, or one that can't be read; an attached model.
@@ -64,11 +67,13 @@ def plan(
     if groups is not None and (isinstance(groups, bool) or not isinstance(groups, int) or groups < 1):
         raise ValueError(f"groups={groups!r} must be a whole number, 1 or more")
     budget = None if memory is None else parse_bytes(memory)
-    planner = Planner(model, example_batch, optimizer, loss, samples, machine)
+    planner = Planner(model, example_batch, optimizer, loss, samples, machine, bands)
     return planner.within(budget, groups) if budget is not None else planner.least(groups)
 
 
-def planned(model: nn.Module, style: str, example_batch: Any, optimizer: Optimizer | None = None) -> Partition:
+def planned(
+    model: nn.Module, style: str, example_batch: Any, optimizer: Optimizer | None = None, bands: int = 1
+) -> Partition:
     """Return the partition of a clipping style ``planned:4`` (at most so many groups) or ``planned:12GB`` (the whole device).
 
     Raises:
@@ -76,7 +81,7 @@ def planned(model: nn.Module, style: str, example_batch: Any, optimizer: Optimiz
     """
     argument = style.partition(":")[2].strip()
     if argument.isdecimal():
-        found = plan(model, example_batch, groups=int(argument), optimizer=optimizer)
+        found = plan(model, example_batch, groups=int(argument), optimizer=optimizer, bands=bands)
     else:
         try:
             memory = parse_bytes(argument)
@@ -84,7 +89,7 @@ def planned(model: nn.Module, style: str, example_batch: Any, optimizer: Optimiz
             raise ValueError(
                 f"{style!r} can't be read: write 'planned:4' for at most 4 groups, or 'planned:12GB' for a memory"
             ) from error
-        found = plan(model, example_batch, memory=memory, optimizer=optimizer)
+        found = plan(model, example_batch, memory=memory, optimizer=optimizer, bands=bands)
     return dataclasses.replace(found.partition, style=style)
 
 
@@ -93,12 +98,13 @@ class Planner:
 
     def __init__(
         self, model: nn.Module, example_batch: Any, optimizer: Optimizer | None = None, loss: Loss = default_loss,
-        samples: int | None = None, machine: Machine | None = None,
+        samples: int | None = None, machine: Machine | None = None, bands: int = 1,
     ) -> None:  # fmt: skip
         self.sketched = Sketched(model, example_batch, loss, samples)
         self._machine = machine or Machine()
         state, self._step = optimizer_bytes(model, optimizer)
-        self.static = self.sketched.static + state
+        self._kept = kept_noise(model, whole("bands", bands, least=1))
+        self.static = self.sketched.static + state + self._kept
         self._layer_groups = partition(model, "layer-wise")
         self.plain = self.sketched.plain()
         self.traced = self.sketched.trace()
@@ -173,7 +179,7 @@ class Planner:
             samples=self.sketched.samples,
             static=self.static,
             predicted_peak=self.static + dynamic,
-            predicted_plain=self.static + max(self.plain.peak, self._step),
+            predicted_plain=self.static - self._kept + max(self.plain.peak, self._step),
             group_peaks=MappingProxyType(dict(zip(reversed(groups.names), peaks, strict=True))),
             seconds=sum(layer.options[i].seconds for layer, i in zip(self.layers, choices, strict=True)),
             memory=memory,

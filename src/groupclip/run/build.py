@@ -20,7 +20,9 @@ from ..noise.grid import HardenedNoise
 from ..partition.choose import partition
 from ..partition.groups import Partition
 from ..partition.styles import PLANNED
+from ..privacy.bands import MOST
 from ..privacy.mechanism import Mechanism
+from ..privacy.planned import AUTO
 from ..privacy.reservation import Reservation
 from ..privacy.spent import warn_if_lax
 from ..sampling.users import PerUser
@@ -167,7 +169,8 @@ def groups_for(
         rows = config.microbatch * config.views
         inputs = torch.empty(rows, *input_shape, dtype=kind, device="meta")
         labels = torch.empty(rows, dtype=torch.int64, device="meta")
-        return planned(model, config.clipping, (inputs, labels), optimizer)
+        bands = MOST if config.bands == AUTO else int(config.bands)  # at most, where they are yet to be found
+        return planned(model, config.clipping, (inputs, labels), optimizer, bands)
     return partition(model, config.clipping)
 
 
