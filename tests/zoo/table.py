@@ -24,8 +24,8 @@ The figures are the worst error of any loss (relative), norm (relative to the gr
 (relative to the group's threshold). Float64 passes at {f64:.0e}; the last column of figures is one group in float32, which
 passes at {f32:.0e}. Where a model casts to float32 inside, the float64 runs cast to float64 instead.
 
-Most parameters go through closed forms. *Replayed*: this one operation is run again for all samples at once (`vmap`), exact.
-*One by one*: from there on gradients are pulled back one sample at a time: exact, slow, and said in the log.
+Most parameters go through closed forms. *vmap*: this one operation runs with the parameters expanded for each sample, so their
+per-sample gradients are instantiated: exact. *One by one*: the samples run one at a time: exact, slow, and said in the log.
 """
 COLUMNS = ("model", "attention", "parameters", *STYLES, "float32", "result", "without a closed form, and why")
 MADE_BY_HAND = (
