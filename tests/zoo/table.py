@@ -25,7 +25,7 @@ The figures are the worst error of any loss (relative), norm (relative to the gr
 passes at {f32:.0e}. Where a model casts to float32 inside, the float64 runs cast to float64 instead.
 
 Most parameters go through closed forms. *vmap*: this one operation runs with the parameters expanded for each sample, so their
-per-sample gradients are instantiated: exact. *One by one*: the samples run one at a time: exact, slow, and said in the log.
+per-sample gradients are instantiated: exact. In none of these models must samples run one at a time.
 """
 COLUMNS = ("model", "attention", "parameters", *STYLES, "float32", "result", "without a closed form, and why")
 MADE_BY_HAND = (
