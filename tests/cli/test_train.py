@@ -37,13 +37,6 @@ def test_the_result_is_told(tmp_path, capsys):
     assert "public loss" in progress
 
 
-def test_several_processes_are_refused(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert run(["train", *SMALL, "--steps", "6", "--out", str(tmp_path / "run")]) == 2
-    assert "one of 2 processes" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
-
-
 def test_sampling_noise_and_thresholds_are_options(tmp_path, capsys):
     out = tmp_path / "run"
     kind = ["--sampling", "truncated-poisson", "--adjacency", "zero-out", "--accountant", "pld", "--hardened"]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ..run import Outcome, PlainOutcome, PlainRun, Run
+    from ..run.company import Company
 
 MOST = 1024  # threads or processes: a machine dies of a mistyped number
 SETTINGS = (
@@ -153,7 +154,7 @@ def train(
     The task's recipe sets what you leave out; the run writes all settings to OUT/run.yaml. Every step is charged on the disk
     before it is taken. Every 30 seconds a checkpoint is written, at the end of a step. A crash loses the work since then, and the
     lost steps stay charged. Ctrl-C (exit code 130) and SIGTERM (143) finish the step, write a checkpoint and say how to go on; a
-    second signal stops at once.
+    second signal stops at once. Processes that torchrun starts train one model together; the first one tells of it and writes.
 
     \b
     Examples:
@@ -161,7 +162,20 @@ def train(
       groupclip train --task csv:reviews.csv --task-option text_column=review --epsilon 3 --out runs/reviews
       groupclip train --config runs/digits/run.yaml
       groupclip train --resume runs/digits
+      torchrun --nproc-per-node 2 -m groupclip train --task digits --epsilon 3 --out runs/digits
     """
+    from .processes import joined
+
+    with contextlib.ExitStack() as stack:
+        with arguments_at_fault():
+            together = stack.enter_context(joined())
+        _train(together, config, out, resume, keep_resume, workers, threads, as_json, quiet, given)
+
+
+def _train(
+    together: Company, config: Path | None, out: Path | None, resume: Path | None, keep_resume: bool, workers: int,
+    threads: int | None, as_json: bool, quiet: bool, given: Mapping[str, Any],
+) -> None:  # fmt: skip
     from rich.console import Console
 
     from .. import run
@@ -169,16 +183,16 @@ def train(
     from .loading import Loading
     from .progress import Terminal
 
-    console = Console(stderr=True, quiet=quiet or as_json, highlight=False)
+    console = Console(stderr=True, quiet=quiet or as_json or not together.keeps, highlight=False)
     with arguments_at_fault(), using(_threads_at_first(threads)), Loading(console) as loading:
-        _check_alone()
-        request = _request({} if config is None else run.read_yaml(config), given)
+        settings = together.all(lambda: {} if config is None else run.read_yaml(config), "the settings")
+        request = _request(settings, given)
         if resume is not None:
             if out is not None and out.absolute() != resume.absolute():
                 raise ValueError(f"--resume {resume} goes on in that folder, but --out is {out}; leave --out out")
             prepared = run.resume(resume, request, workers=workers, told=loading)
         else:
-            folder = _free_folder(request) if out is None else out
+            folder = Path(together.told_by_first(str(_free_folder(request)))) if out is None else out
             begin = run.start_plain if request.get("no_privacy") else run.start
             prepared = begin(request, folder, workers=workers, told=loading)
         loading.remarks(prepared.task.remarks)
@@ -189,20 +203,12 @@ def train(
     except run.RunInterrupted as interrupted:
         click.echo(f"groupclip: {interrupted}", err=True)
         raise click.exceptions.Exit(signals.exit_code) from None
+    if not together.keeps:
+        return
     if as_json:
         print_json({k: str(v) if isinstance(v, Path) else v for k, v in dataclasses.asdict(outcome).items()})
     else:
         _summarise(outcome)
-
-
-def _check_alone() -> None:
-    processes = os.environ.get("WORLD_SIZE", "1")  # torchrun's
-    if processes not in ("", "1"):
-        raise ValueError(
-            f"groupclip train was started as one of {processes} processes (WORLD_SIZE, as torchrun sets it), and it trains on "
-            "one: each would train a model of its own. Start it by itself, or write a loop of your own for several processes "
-            "(docs/distributed.md)"
-        )
 
 
 def _threads_at_first(asked: int | None) -> int:

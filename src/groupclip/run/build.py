@@ -27,6 +27,7 @@ from ..privacy.reservation import Reservation
 from ..privacy.spent import warn_if_lax
 from ..sampling.users import PerUser
 from ..tasks import Task
+from .company import company
 from .config import RunConfig
 from .drawing import give_back, set_aside
 from .errors import ConfigError
@@ -75,25 +76,30 @@ def build(
     Raises:
         ValueError, TypeError: settings that don't fit together, naming the one.
     """
-    device = device_of(config.device)
-    model = model_of(config, task).to(device)
-    torch.manual_seed(secrets.randbits(63))
-    optimizer = make_optimizer(config, model)
-    groups = groups_of(config, task, model, optimizer)
-    begins = mechanism is None
-    if mechanism is None:
-        mechanism = plan_of(config, task).calibrate(
+    together = company()
+
+    def parts() -> tuple[nn.Module, Optimizer, Partition, Mechanism]:
+        model = model_of(config, task).to(device_of(config.device))
+        torch.manual_seed(secrets.randbits(63))
+        optimizer = make_optimizer(config, model)
+        groups = groups_of(config, task, model, optimizer)
+        plan = mechanism or plan_of(config, task).calibrate(
             epsilon=config.epsilon, delta=config.delta, accountant=config.accountant
         )
-        reservation = set_aside(config, task, mechanism)
+        return model, optimizer, groups, plan
+
+    model, optimizer, groups, plan = together.all(parts, "building the model")
+    if mechanism is None:
+        reservation = together.first(lambda: set_aside(config, task, plan), "the steps in the budget")
     try:
-        engine = attached(config, task, model, optimizer, groups, mechanism, reservation)
-        average = average_of(config, model)
+        engine = attached(config, task, model, optimizer, groups, plan, reservation)
+        average = together.all(lambda: average_of(config, model), "the average of the weights")
     except BaseException:
-        if begins:
+        if mechanism is None:
             give_back(reservation)
         raise
-    return Trainer(model, optimizer, groups, engine, mechanism, device, config.views, config.augment, average, reservation)
+    device = device_of(config.device)
+    return Trainer(model, optimizer, groups, engine, plan, device, config.views, config.augment, average, reservation)
 
 
 def average_of(config: RunConfig, model: nn.Module) -> WeightAverage | None:

@@ -7,6 +7,7 @@ statistic of the data that has no noise: noise and sampling begin under new keys
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -77,6 +78,12 @@ class Checkpoint:
     weights: dict[str, Tensor]
     optimizer: dict[str, Any]
     average: dict[str, Any]
+
+
+def name_of(path: Path) -> str:
+    """Return a name for what a checkpoint's file holds."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def load(path: Path) -> Checkpoint:

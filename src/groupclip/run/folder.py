@@ -19,9 +19,14 @@ from .files import is_file_of
 
 
 class RunFolder:
-    """Paths of one run; :func:`new_folder` or :func:`existing_folder` makes it. Holds a lock."""
+    """Paths of one run; :func:`new_folder` or :func:`existing_folder` makes it. Holds a lock.
 
-    def __init__(self, root: Path) -> None:
+    Args:
+        root: of the run.
+        held: this process keeps the files. Of several that train together, one does.
+    """
+
+    def __init__(self, root: Path, *, held: bool = True) -> None:
         self.root = root
         self.release = root / "release"
         self.not_private = root / "not-private"
@@ -32,7 +37,7 @@ class RunFolder:
         self.resume = root / "resume"
         self.checkpoint = self.resume / "checkpoint.safetensors"
         self.journal = self.resume / "ledger.jsonl"
-        self._lock = _Lock(root / ".lock")
+        self._lock = _Lock(root / ".lock") if held else None
         self._resume_lock: _Lock | None = None
         self.closed = False
 
@@ -58,7 +63,8 @@ class RunFolder:
         self.closed = True
         if self._resume_lock is not None:
             self._resume_lock.release()
-        self._lock.release()
+        if self._lock is not None:
+            self._lock.release()
 
 
 def refuse_used(root: Path) -> None:

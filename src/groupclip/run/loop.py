@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from ..errors import GroupClipError, PrivacyViolation
@@ -14,6 +15,7 @@ from ..tasks.imagefiles import ImageFiles
 from . import checkpoint
 from .build import Trainer
 from .checkpoint import Progress
+from .company import company
 from .config import RunConfig
 from .errors import RunFailed, RunInterrupted
 from .evaluate import Evaluation, evaluate
@@ -26,6 +28,18 @@ from .observer import Observer
 from .optimizers import learning_rate
 from .shortage import is_shortage
 from .steps import PrivateSteps
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """The files of a run that grow with every step."""
+
+    journal: Journal
+    metrics: Lines
+
+    def close(self) -> None:
+        self.journal.close()
+        self.metrics.close()
 
 
 class Loop:
@@ -49,6 +63,7 @@ class Loop:
         self._curve = EpsilonCurve(self.ledger, config.delta)
         self._seconds, self._workers = checkpoint_seconds, workers
         self._saved = time.monotonic()
+        self._company = company()
         self._steps = PrivateSteps(
             trainer.engine, trainer.optimizer, lambda piece: unit_losses(trainer, piece), self._rate
         )
@@ -63,52 +78,67 @@ class Loop:
         """
         going_on = f"go on with: {self.folder.resume_command()}"
         steps = self.trainer.mechanism.steps
-        with said_plainly("opening the run's files", going_on):
-            self._refuse_overtaken()
-            journal = Journal(self.folder.journal, self.ledger.steps)
-            metrics = Lines(self.folder.metrics, mode=PUBLIC, durable=False)
-
-        def charge() -> None:
-            with said_plainly("charging a step", going_on):
-                journal.charge()
-
-        taken = self._steps.take(self._batches(), charge)
+        kept = self._company.first(self._open, "opening the run's files")
+        taken = self._steps.take(
+            self._batches(), lambda: self._company.first(partial(self._charge, kept), "charging a step")
+        )
         try:
             for step in taken:
-                self.evaluation = None
-                if self.trainer.average is not None:
-                    self.trainer.average.update()
-                self.progress = replace(self.progress, updates=self.progress.updates + 1)
-                row = self._row(step)
-                with said_plainly("writing metrics.jsonl", going_on):
-                    metrics.append(row_text(row))
-                observer.step(row)
-                self.trainer.optimizer.zero_grad()
-                stop = observer.stop_requested() and step < steps
-                if stop or time.monotonic() - self._saved >= self._seconds:
-                    self.save()
+                stop = self._company.any(partial(self._after, step, kept, observer), "what follows a step")
                 if stop:
+                    self._company.first(self.save, "the checkpoint")
                     raise RunInterrupted(f"stopped after step {step} of {steps}; {going_on}")
         except RunInterrupted:
             raise
         except Exception as error:
-            if journal.in_place():  # or else the checkpoint is another's
-                self._rescue(journal.charged)
+            if kept is not None and kept.journal.in_place():  # or else the checkpoint is another's
+                self._rescue(kept.journal.charged)
             if isinstance(error, RunFailed):
                 raise
             if is_shortage(error):
                 fewer = max(1, self.config.microbatch // 2)
                 raise RunFailed(
-                    f"step {journal.charged} failed: memory can't hold {self.config.microbatch} records at once "
+                    f"step {self._steps.step} failed: memory can't hold {self.config.microbatch} records at once "
                     f"({' '.join(str(error).split())[:200]}). Fewer change memory and speed alone: {self.folder.resume_command()} "
                     f"--microbatch {fewer}"
                 ) from error
             kind = "" if isinstance(error, (GroupClipError, ValueError)) else f"{type(error).__name__}: "
-            raise RunFailed(f"step {journal.charged} failed: {kind}{error}\nPut that right, then {going_on}") from error
+            raise RunFailed(f"step {self._steps.step} failed: {kind}{error}\nPut that right, then {going_on}") from error
         finally:
             taken.close()
-            journal.close()
-            metrics.close()
+            if kept is not None:
+                kept.close()
+
+    def _open(self) -> _Kept:
+        with said_plainly("opening the run's files", f"go on with: {self.folder.resume_command()}"):
+            self._refuse_overtaken()
+            return _Kept(
+                Journal(self.folder.journal, self.ledger.steps),
+                Lines(self.folder.metrics, mode=PUBLIC, durable=False),
+            )
+
+    def _charge(self, kept: _Kept | None) -> None:
+        """Charge a step, in the process that keeps the journal. All wait for it."""
+        assert kept is not None
+        with said_plainly("charging a step", f"go on with: {self.folder.resume_command()}"):
+            kept.journal.charge()
+
+    def _after(self, step: int, kept: _Kept | None, observer: Observer) -> bool:
+        """Tell and keep what a step has come to; return whether this process is asked to stop."""
+        self.evaluation = None
+        if self.trainer.average is not None:
+            self.trainer.average.update()
+        self.progress = replace(self.progress, updates=self.progress.updates + 1)
+        if kept is not None:
+            row = self._row(step)
+            with said_plainly("writing metrics.jsonl", f"go on with: {self.folder.resume_command()}"):
+                kept.metrics.append(row_text(row))
+            observer.step(row)
+        self.trainer.optimizer.zero_grad()
+        stop = observer.stop_requested() and step < self.trainer.mechanism.steps
+        if kept is not None and not stop and time.monotonic() - self._saved >= self._seconds:
+            self.save()
+        return stop
 
     def _refuse_overtaken(self) -> None:
         """Raise PrivacyViolation if another process charged steps since this run read the journal."""

@@ -21,6 +21,7 @@ from ..partition.choose import partition
 from ..tasks import Task
 from ..tasks.telling import Told
 from .build import device_of, model_of
+from .company import company
 from .config import RunConfig, checked_request, to_yaml
 from .errors import ConfigError, RunFailed, RunInterrupted
 from .evaluate import Evaluation, evaluate
@@ -64,6 +65,8 @@ def start_plain(
     checked = checked_request({**request, "no_privacy": True})
     if "task" not in checked:
         raise ConfigError("no task is given: name one, e.g. --task digits or --task imagefolder:PATH")
+    if company().size > 1:
+        raise ConfigError("no_privacy trains a baseline on one process, and this is one of several: start it without torchrun")
     refuse_used(out)
     checked = advised_reading(checked)
     task = loaded(checked, workers, told)

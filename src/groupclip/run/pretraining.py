@@ -12,6 +12,7 @@ from ..models.cnn import SmallCNN
 from ..models.vit import VisionTransformer
 from ..tasks import Task
 from .build import Trainer, attached, average_of
+from .company import company
 from .config import RunConfig
 from .errors import ConfigError
 
@@ -30,12 +31,19 @@ def pretrained(
 ) -> tuple[Trainer, dict[str, object]]:
     """Return a trainer whose model was pretrained, and facts about that for reports.
 
-    The engine is taken off meanwhile, which it can be since no private step was taken, and a new one put on.
+    The engine is taken off meanwhile, which it can be since no private step was taken, and a new one put on. Of several
+    processes the first pretrains, and sends its weights to the others.
     """
     trainer.engine.detach()
-    facts = pretrain_on_letters(
-        trainer.model, task.input_shape, steps=config.pretrain_steps, seed=config.seed, on_step=on_step
-    )
+    together = company()
+
+    def pretrain() -> dict[str, object]:
+        return pretrain_on_letters(
+            trainer.model, task.input_shape, steps=config.pretrain_steps, seed=config.seed, on_step=on_step
+        )
+
+    facts = together.first(pretrain, "the public pretraining") or {}
+    together.weights_of_first(trainer.model)
     engine = attached(
         config, task, trainer.model, trainer.optimizer, trainer.groups, trainer.mechanism, trainer.reservation
     )

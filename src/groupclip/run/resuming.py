@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..distributed.agreement import digest
 from ..errors import PrivacyViolation
 from ..partition.styles import PLANNED
 from ..privacy.mechanism import Mechanism
 from ..privacy.planned import AUTO
+from ..privacy.reservation import Reservation
 from ..tasks import Task
 from ..tasks.telling import Told
 from . import checkpoint
-from .build import build, plan_of
+from .build import Trainer, build, plan_of
+from .checkpoint import Progress
+from .company import company
 from .config import RunConfig, checked_request, read_yaml, to_yaml
 from .drawing import taken_up
 from .errors import ConfigError
@@ -25,6 +29,8 @@ from .loading import loaded_again
 from .metrics import cut_torn_row, read_rows, steps_told
 from .shortage import OF_MODELS, enough_memory
 from .train import CHECKPOINT_SECONDS, HEADING, Run
+
+GOING_ON = "the run that goes on"
 
 
 def resume(
@@ -46,48 +52,90 @@ def resume(
             it.
         PrivacyViolation, BudgetExceeded, RunFailed: its state is damaged or was edited.
     """
-    folder = existing_folder(out)
+    together = company()
+    folder = together.first(lambda: existing_folder(out), GOING_ON) or RunFolder(out, held=False)
     try:
-        saved = checkpoint.load(folder.checkpoint)
-        written = RunConfig(**checked_request(read_yaml(folder.config)))
-        asked = checked_request(request or {})
-        _refuse_changes(folder, saved.config, written, asked)
-        task = loaded_again(saved.config, workers, told)
-        config = replace(RunConfig(**saved.config), microbatch=asked.get("microbatch", written.microbatch))
-        with checkpoint.usable(folder.checkpoint):
-            mechanism = Mechanism.from_dict(saved.engine["ledger"]["mechanism"])
-            counted = sum(saved.engine["ledger"]["steps"].values())
-        if task.units != mechanism.dataset_size:
-            many = "training samples" if task.unit == "sample" else "users"
-            raise ConfigError(
-                f"the task has {task.units} {many} now, it had {mechanism.dataset_size} when the run began: "
-                "the run can only go on with the same data; put them back, or start another run"
-            )
-        _refuse_another_plan(config, task, mechanism)
-        _refuse_finished(folder, counted, mechanism.steps)
-        rows = read_rows(folder.metrics)  # now, and not when all is done
-        shown = steps_told(folder.metrics, rows, mechanism.steps)
-        charged = min(max(counted, read_journal(folder.journal), shown), mechanism.steps)
-        reservation = taken_up(config, mechanism, saved.engine["ledger"].get("budget"), charged)
-        if reservation is not None:  # it may know of more, where the folder is an older copy
-            charged = sum(reservation.before.values())
+        found = together.alike(lambda: _read(folder, request or {}, workers, told), _Found.facts, GOING_ON)
+        reservation = together.first(lambda: _taken_up(found), GOING_ON)
+        # It may know of more, where the folder is an older copy.
+        charged = found.charged if reservation is None else sum(reservation.before.values())
+        charged = together.told_by_first(charged)
         with enough_memory("the model and its optimizer", *OF_MODELS):
-            trainer = build(config, task, mechanism, reservation)
+            trainer = build(found.config, found.task, found.mechanism, reservation)
+        engine, progress = together.all(lambda: _loaded(folder, found, trainer, charged), GOING_ON)
         with checkpoint.usable(folder.checkpoint):
-            trainer.model.load_state_dict(saved.weights)
-            trainer.optimizer.load_state_dict(saved.optimizer)
-            if trainer.average is not None:
-                trainer.average.load_state_dict(saved.average)
-            engine, progress = checkpoint.charged_to(saved, charged)
             trainer.engine.load_state_dict(engine)
-        cut_torn_row(folder.metrics)
-        if config.microbatch != written.microbatch:
-            with said_plainly("writing run.yaml", f"go on with: {folder.resume_command()}"):
-                write_atomically(folder.config, to_yaml(config, HEADING))
+
+        def write() -> None:
+            cut_torn_row(folder.metrics)
+            if found.config.microbatch != found.written.microbatch:
+                with said_plainly("writing run.yaml", f"go on with: {folder.resume_command()}"):
+                    write_atomically(folder.config, to_yaml(found.config, HEADING))
+
+        together.first(write, GOING_ON)
     except BaseException:
         folder.close()
         raise
-    return Run(config, task, trainer, folder, progress, checkpoint_seconds, workers)
+    return Run(found.config, found.task, trainer, folder, progress, checkpoint_seconds, workers)
+
+
+@dataclass(frozen=True, eq=False)
+class _Found:
+    """What is read of a run that goes on, before anything is built."""
+
+    saved: checkpoint.Checkpoint
+    name: str
+    written: RunConfig
+    config: RunConfig
+    task: Task
+    mechanism: Mechanism
+    charged: int
+
+    def facts(self) -> dict[str, Any]:
+        """Return what several processes must have in common."""
+        return {
+            "the checkpoint": self.name,
+            "the settings": digest(self.config.to_dict()),
+            "the charged steps": self.charged,
+        }
+
+
+def _read(folder: RunFolder, request: Mapping[str, Any], workers: int, told: Told | None) -> _Found:
+    name, saved = checkpoint.name_of(folder.checkpoint), checkpoint.load(folder.checkpoint)
+    written = RunConfig(**checked_request(read_yaml(folder.config)))
+    asked = checked_request(request)
+    _refuse_changes(folder, saved.config, written, asked)
+    task = loaded_again(saved.config, workers, told)
+    config = replace(RunConfig(**saved.config), microbatch=asked.get("microbatch", written.microbatch))
+    with checkpoint.usable(folder.checkpoint):
+        mechanism = Mechanism.from_dict(saved.engine["ledger"]["mechanism"])
+        counted = sum(saved.engine["ledger"]["steps"].values())
+    if task.units != mechanism.dataset_size:
+        many = "training samples" if task.unit == "sample" else "users"
+        raise ConfigError(
+            f"the task has {task.units} {many} now, it had {mechanism.dataset_size} when the run began: "
+            "the run can only go on with the same data; put them back, or start another run"
+        )
+    _refuse_another_plan(config, task, mechanism)
+    _refuse_finished(folder, counted, mechanism.steps)
+    rows = read_rows(folder.metrics)  # now, and not when all is done
+    shown = steps_told(folder.metrics, rows, mechanism.steps)
+    charged = min(max(counted, read_journal(folder.journal), shown), mechanism.steps)
+    return _Found(saved, name, written, config, task, mechanism, charged)
+
+
+def _taken_up(found: _Found) -> Reservation | None:
+    return taken_up(found.config, found.mechanism, found.saved.engine["ledger"].get("budget"), found.charged)
+
+
+def _loaded(folder: RunFolder, found: _Found, trainer: Trainer, charged: int) -> tuple[dict[str, Any], Progress]:
+    """Put what was saved into what was built; return the engine's state and the progress, with all charged steps."""
+    with checkpoint.usable(folder.checkpoint):
+        trainer.model.load_state_dict(found.saved.weights)
+        trainer.optimizer.load_state_dict(found.saved.optimizer)
+        if trainer.average is not None:
+            trainer.average.load_state_dict(found.saved.average)
+        return checkpoint.charged_to(found.saved, charged)
 
 
 def _refuse_changes(

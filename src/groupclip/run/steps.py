@@ -9,8 +9,10 @@ from typing import Any, Literal
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..distributed.agreement import agreed
+from ..distributed.ranks import ranks
 from ..engine.engine import Engine
-from ..sampling.batches import LogicalBatches
+from ..sampling.batches import LogicalBatch, LogicalBatches
 from .optimizers import set_rate
 
 
@@ -24,6 +26,7 @@ class PrivateSteps:
 
     Attributes:
         doing: what is under way. Weights may be half changed while it is "updating", and at no other time.
+        step: the number of the step that was charged last here, from 1; 0 before the first.
     """
 
     def __init__(
@@ -31,22 +34,27 @@ class PrivateSteps:
     ) -> None:
         self._engine, self._optimizer, self._losses, self._rate = engine, optimizer, losses, rate
         self.doing: Literal["nothing", "charging", "computing", "updating"] = "nothing"
+        self.step = 0
 
     def take(self, batches: LogicalBatches, charge: Callable[[], object]) -> Generator[int, None, None]:
         """Give the number of each step when its update was made. The gradients are still there: ``zero_grad`` is the caller's.
 
-        A step is charged before its batch is drawn. Or else another batch might be drawn in the place of one that failed.
+        A step is charged before its batch is drawn. Or else another batch might be drawn in the place of one that failed. On
+        several processes a pass that fails in one of them is heard of in all before any updates.
         """
         first = batches.start + 1
         with closing(iter(batches)) as drawn:  # and so the workers end
             for step in range(first, first + len(batches)):
-                self.doing = "charging"
+                self.doing, self.step = "charging", step
                 charge()
                 self.doing = "computing"
                 set_rate(self._optimizer, self._rate(step))
-                for piece in next(drawn):
-                    self._engine.backward(self._losses(piece))
+                agreed(ranks(), lambda: self._compute(next(drawn)), "the passes of a step")
                 self.doing = "updating"
                 self._optimizer.step()
                 self.doing = "nothing"
                 yield step
+
+    def _compute(self, batch: LogicalBatch) -> None:
+        for piece in batch:
+            self._engine.backward(self._losses(piece))

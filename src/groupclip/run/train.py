@@ -10,10 +10,12 @@ from typing import Any
 
 from torch import nn
 
+from ..distributed.agreement import digest
 from ..tasks import Task
 from ..tasks.telling import Told
 from .build import Trainer, build
 from .checkpoint import Progress
+from .company import company
 from .config import RunConfig, checked_request, to_yaml
 from .drawing import give_back
 from .errors import ConfigError, RunFailed, RunInterrupted
@@ -32,6 +34,7 @@ from .resolve import advised_reading, refuse_lax_delta, resolve
 from .shortage import OF_MODELS, enough_memory
 
 CHECKPOINT_SECONDS = 30.0
+BEGINNING = "the beginning of the run"
 HEADING = "Every setting of this run. To do it again: groupclip train --config run.yaml --out OTHER"
 
 
@@ -76,6 +79,9 @@ def start(
             result, so it is no setting of the run.
         told: of how many images are decoded, and how many there are.
 
+    Of several processes in torch's process group all call it, with the same settings. They train together, and the first one
+    keeps the folder.
+
     Raises:
         ValueError, TypeError, FileNotFoundError: a setting that can't be; then nothing was written.
         RunFailed: the disk is full.
@@ -85,28 +91,39 @@ def start(
         raise ConfigError("no_privacy is given: such a run is begun by groupclip.run.start_plain")
     if "task" not in checked:
         raise ConfigError("no task is given: name one, e.g. --task digits or --task imagefolder:PATH")
-    refuse_used(out)
-    checked = advised_reading(checked)
-    task = loaded(checked, workers, told)
-    config = resolve(checked, task)
-    refuse_lax_delta(config, task)
+    together = company()
+    together.first(lambda: refuse_used(out), BEGINNING)
+
+    def read() -> tuple[Task, RunConfig]:
+        asked = advised_reading(checked)
+        task = loaded(asked, workers, told)
+        config = resolve(asked, task)
+        refuse_lax_delta(config, task)
+        return task, config
+
+    task, config = together.alike(read, lambda found: {"the settings": digest(found[1].to_dict())}, BEGINNING)
     with enough_memory("the model and its optimizer", *OF_MODELS):
         trainer = build(config, task)
     try:
-        check_pretrainable(config, trainer.model)
-        folder = new_folder(out)
+        together.all(lambda: check_pretrainable(config, trainer.model), BEGINNING)
+        folder = together.first(lambda: new_folder(out), BEGINNING) or RunFolder(out, held=False)
     except BaseException:
         give_back(trainer.reservation)
         raise
-    try:
-        run = Run(config, task, trainer, folder, Progress(), checkpoint_seconds, workers)
+    run = Run(config, task, trainer, folder, Progress(), checkpoint_seconds, workers)
+
+    def begin() -> None:
         with said_plainly("beginning the run", "start it again"):
             write_atomically(folder.config, to_yaml(config, HEADING))
             Journal(folder.journal, charged=0).close()  # before there is a checkpoint to go on from
             run.loop.write_checkpoint()
+
+    try:
+        together.first(begin, BEGINNING)
     except BaseException:
-        folder.config.unlink(missing_ok=True)
-        shutil.rmtree(folder.resume, ignore_errors=True)
+        if together.keeps:
+            folder.config.unlink(missing_ok=True)
+            shutil.rmtree(folder.resume, ignore_errors=True)
         folder.close()
         give_back(trainer.reservation)  # last: it may be the disk that failed
         raise
@@ -114,7 +131,10 @@ def start(
 
 
 class Run:
-    """A prepared run. Holds the lock on its folder until :meth:`train` returns or raises."""
+    """A prepared run. Holds the lock on its folder until :meth:`train` returns or raises.
+
+    Of several processes the first one holds it and writes; an outcome in the others has no evaluation.
+    """
 
     def __init__(
         self,
@@ -159,9 +179,7 @@ class Run:
                 Beginning(self.config, self.trainer.groups, sigma, self.loop.ledger.steps, lost, self.task.unit)
             )
             self.loop.run(watcher)
-            evaluation = self._final_evaluation()
-            self.loop.save()
-            return self._publish(evaluation, keep_resume)
+            return self._publish(company().first(self._evaluated_and_saved, "the results"), keep_resume)
         finally:
             self.folder.close()
 
@@ -180,23 +198,32 @@ class Run:
         progress = replace(self.loop.progress, pretraining=facts)
         settled = (self._checkpoint_seconds, self._workers)
         self.loop = Loop(self.config, self.task, self.trainer, self.folder, progress, *settled)
-        self.loop.save()
+        company().first(self.loop.save, "the public pretraining")
 
     def _final_evaluation(self) -> Evaluation | None:
         if not self.config.eval_every:
             return None
         return self.loop.evaluation or evaluate(self.trainer.released, self.task, self.trainer.device)
 
+    def _evaluated_and_saved(self) -> Evaluation | None:
+        evaluation = self._final_evaluation()
+        self.loop.save()
+        return evaluation
+
     def _publish(self, evaluation: Evaluation | None, keep_resume: bool) -> Outcome:
         trainer, folder, progress = self.trainer, self.folder, self.loop.progress
         epsilon = trainer.engine.epsilon(delta=self.config.delta)
-        with said_plainly("writing the results", f"go on with: {folder.resume_command()}"):
-            write_release(folder.release, self.config, self.task, trainer, progress, evaluation)
-            rows = read_rows(folder.metrics)
-            write_report(folder.report, self.config, self.task, trainer, progress, evaluation, rows)
-            give_back(trainer.reservation)
-            if not keep_resume:
-                folder.forget_resume()
+
+        def write() -> None:
+            with said_plainly("writing the results", f"go on with: {folder.resume_command()}"):
+                write_release(folder.release, self.config, self.task, trainer, progress, evaluation)
+                rows = read_rows(folder.metrics)
+                write_report(folder.report, self.config, self.task, trainer, progress, evaluation, rows)
+                give_back(trainer.reservation)
+                if not keep_resume:
+                    folder.forget_resume()
+
+        company().first(write, "the results")
         return Outcome(
             out=folder.root,
             release=folder.release,

@@ -1,0 +1,5 @@
+"""``python -m groupclip``, and ``torchrun -m groupclip``."""
+
+from groupclip_command import main
+
+main()
