@@ -275,6 +275,7 @@ def test_a_round_that_cannot_be_charged_releases_nothing(tmp_path: Path, monkeyp
         ({"unit": "sample"}, ValueError, "unit='sample', and a round is of clients"),
         ({"noise_multiplier": None}, ValueError, "no noise_multiplier yet"),
         ({"sampling": "truncated-poisson", "adjacency": "zero-out"}, ValueError, "clients are chosen one by one"),
+        ({"bands": 2, "adjacency": "zero-out"}, ValueError, "rounds of clients have independent noise"),
     ],
 )
 def test_plans_that_are_not_of_clients_are_refused(changed, error, message) -> None:

@@ -371,6 +371,24 @@ ALONE = (
         ("run/drawing.py", "for _ in range(budget.taken(name), charged):", "for _ in range(0):"),
     ),
     mutant(
+        "a search that is not counted taken for none",
+        "a statement says what isn't in its figure",
+        "tests/statement/test_asked.py",
+        ("statement/covered.py", 'if told.search == "none":', 'if told.search in ("none", "not counted"):'),
+    ),
+    mutant(
+        "what isn't known taken for no",
+        "a statement says what isn't in its figure",
+        "tests/statement/test_asked.py",
+        ("statement/asked.py", 'return told or f"{UNKNOWN}{whose}."', 'return told or "No."'),
+    ),
+    mutant(
+        "a curve of one step less",
+        "each delta is an upper bound",
+        "tests/statement/test_asked.py",
+        ("privacy/curve.py", "composed(step, rounds, grid)", "composed(step, rounds - 1, grid)"),
+    ),
+    mutant(
         "a round that forgets those before it",
         "what is spent is counted",
         "tests/engine/test_budget.py",

@@ -97,7 +97,7 @@ def add(file: Path, noise_multiplier: float, label: str, as_json: bool, **given:
 @_FILE
 @click.option("--entry", required=True, help="Name the entry, as groupclip budget show lists it.")
 def close(file: Path, entry: str) -> None:
-    """Free the steps that a training hasn't taken. Steps that were charged stay charged.
+    """Give back the steps that a training hasn't taken. Steps that were charged stay charged.
 
     A training that runs in another process meanwhile stops before its next step. A run that was stopped can still go on if the
     rest of its steps fits into the budget then.

@@ -59,7 +59,7 @@ SETTINGS = (
         "--hardened", is_flag=True, default=None, help="Draw the noise on a grid, against floating-point attacks."
     ),
     *SAMPLING,
-    click.option("--budget", help="Charge every step to the budget in this file: see groupclip budget new."),
+    click.option("--budget", help="Take every step from the budget in this file: see groupclip budget new."),
     click.option("--epsilon", type=float, help="Set the epsilon that the whole run may spend."),
     click.option(
         "--no-privacy",
@@ -97,6 +97,12 @@ SETTINGS = (
         "--seed",
         type=int,
         help="Set the seed of initial weights and pretraining, which are public. It is never the seed of noise or sampling.",
+    ),
+    click.option(
+        "--tell",
+        multiple=True,
+        metavar="NAME=TEXT",
+        help="Tell what the statement can't know, such as search=none or trust=..; repeatable. See docs/statement.md.",
     ),
     click.option("--eval-every", type=int, help="Evaluate on held-out data after every so many steps; 0: never."),
     click.option("--device", help="Choose the device: auto, cpu or cuda."),
@@ -240,15 +246,15 @@ def _threads(asked: int | None, prepared: Run | PlainRun, console: Console) -> i
 
 def _request(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Merge the settings of a file with those of the command line, which win."""
-    flags = {name: value for name, value in given.items() if value is not None and not name.endswith("_option")}
+    flags = {name: value for name, value in given.items() if value is not None and name not in _PAIRS}
     if "thresholds" in flags:
         flags["thresholds"] = parse_thresholds(flags["thresholds"])
     if "adaptive" in flags:
         flags["adaptive"] = parse_adaptive(flags["adaptive"])
-    for name in ("task_option", "model_option"):
+    for name, setting in _PAIRS.items():
         options = parse_options(f"--{name.replace('_', '-')}", given[name])
         if options is not None:
-            flags[f"{name}s"] = options
+            flags[setting] = options
     replaced = {
         "epochs": ("steps",),
         "steps": ("epochs",),
@@ -261,6 +267,7 @@ def _request(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str,
     return {**{k: v for k, v in settings.items() if k not in dropped}, **flags}
 
 
+_PAIRS = {"task_option": "task_options", "model_option": "model_options", "tell": "told"}  # of NAME=VALUE -> setting
 _COMMON = ("task", "data", "task_options", "model", "model_options", "seed", "device", "pretrain_steps")
 
 

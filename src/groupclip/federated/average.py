@@ -204,6 +204,10 @@ def _check(mechanism: Mechanism) -> None:
             f"the mechanism was planned for unit={mechanism.unit!r}, and a round is of clients: plan with unit='client', "
             "dataset_size= the number of clients and expected_batch_size= how many take part on average"
         )
+    if mechanism.bands != 1:
+        raise ValueError(
+            f"the mechanism was planned for bands={mechanism.bands!r}, and rounds of clients have independent noise: leave it out"
+        )
     if mechanism.sampling not in SAMPLINGS:
         raise ValueError(
             f"the mechanism was planned for sampling={mechanism.sampling!r}, and clients are chosen one by one: use one of "

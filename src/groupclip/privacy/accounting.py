@@ -57,7 +57,7 @@ def epsilon_bounds(step: Step, steps: int, delta: float, plan: int) -> Bounds:
 
     One grid for the whole plan keeps epsilon non-decreasing in ``steps``, and makes a curve over steps cheap.
     """
-    grid, note = _grid(step, plan, delta)
+    grid, note = grid_for(step, plan, delta)
     return _on_grid(step, steps, delta, grid, note)
 
 
@@ -95,7 +95,7 @@ def delta_bounds(step: Step, steps: int, epsilon: float, plan: int) -> Bounds:
     if "RDP" in step.who and (curve := _compose_rdp(step, steps)):
         orders, divergences = zip(*curve, strict=True)
         renyi = float(rdp.compute_delta(orders, divergences, epsilon)[0])
-    grid, note = _grid(step, plan, max(1e-5, 10 * FFT_ROUNDING * plan))
+    grid, note = grid_for(step, plan, max(1e-5, 10 * FFT_ROUNDING * plan))
     pld = None
     if grid is not None:
         value = _settle_delta(step, steps, epsilon, grid, finest=_width(step, plan) / _MOST_BINS)
@@ -170,6 +170,15 @@ def renyi_epsilon(
     return epsilon if math.isfinite(epsilon) else None
 
 
+def renyi_deltas(step: Step, steps: int, epsilons: Sequence[float]) -> list[float]:
+    """Return bounds on delta at each epsilon by RDP; 1 where it is finite nowhere."""
+    from dp_accounting.rdp import rdp_privacy_accountant as rdp
+
+    curve = _compose_rdp(step, steps)
+    orders, divergences = zip(*curve, strict=True) if curve else ((), ())
+    return [float(rdp.compute_delta(orders, divergences, epsilon)[0]) if curve else 1.0 for epsilon in epsilons]
+
+
 def loss_width(step: Step, steps: int) -> float:
     """Estimate how wide the privacy loss of so many steps is; inf if that can't be told."""
     return _width(step, steps)
@@ -242,7 +251,7 @@ def _pld_epsilon(step: Step, steps: int, delta: float, grid: float) -> float | N
 
 
 @lru_cache(maxsize=1024)
-def _grid(step: Step, steps: int, delta: float) -> tuple[float | None, str]:
+def grid_for(step: Step, steps: int, delta: float) -> tuple[float | None, str]:
     """Return the PLD's grid: halved until epsilon settles or the size cap is met. (None, why) where it can't serve."""
     if "PLD" not in step.who:
         return None, ""

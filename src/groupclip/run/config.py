@@ -35,6 +35,7 @@ class RunConfig:
     lr: of the first step; schedule: how it goes on from there. momentum: of sgd.
     pretrain_steps: of public pretraining on drawn letters, before the private steps; 0 means none.
     budget: absolute path of the file of a :class:`groupclip.Budget` that the run's steps are charged to, or None.
+    told: what the statement can't know, by the names of :class:`groupclip.statement.Told`. It is published.
     seed: of the initial weights and of the pretraining. Noise and sampling never depend on it.
     eval_every: steps between evaluations on held-out data; 0 means never. Fixed beforehand, so that what is
         evaluated depends on no data.
@@ -64,6 +65,7 @@ class RunConfig:
     allocation: str = "equal"
     hardened: bool = False
     budget: str | None = None
+    told: Mapping[str, Any] = field(default_factory=dict)
     steps: int
     batch_size: int
     microbatch: int
@@ -88,7 +90,7 @@ class RunConfig:
 PRIVATE = (
     "average",
     "epsilon", "delta", "lax_delta", "clipping", "clip", "thresholds", "adaptive", "allocation", "hardened", "sampling",
-    "adjacency", "max_batch_size", "bands", "accountant", "budget",
+    "adjacency", "max_batch_size", "bands", "accountant", "budget", "told",
 )  # fmt: skip
 """Settings that mean nothing in a run without privacy."""
 

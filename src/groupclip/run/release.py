@@ -13,6 +13,7 @@ from typing import Any
 from ..statement.html import RunReport, html_report, told_lost
 from ..statement.names import plain_name
 from ..statement.record import PrivacyRecord, model_card
+from ..statement.told import Told
 from ..statement.words import paragraphs
 from ..tasks import Task
 from .build import Trainer
@@ -45,7 +46,7 @@ def write_release(
     shutil.rmtree(made, ignore_errors=True)
     made.mkdir()
     try:
-        record = record_of(config, trainer)
+        record = record_of(config, task, trainer)
         weights = {name: plain_tensor(value) for name, value in trainer.released.state_dict().items()}
         write_atomically(made / "model.safetensors", serialise(weights, {"format": "pt"}))
         write_atomically(made / "privacy.json", as_json(record.to_dict()))
@@ -59,10 +60,25 @@ def write_release(
         shutil.rmtree(made, ignore_errors=True)
 
 
-def record_of(config: RunConfig, trainer: Trainer) -> PrivacyRecord:
+def record_of(config: RunConfig, task: Task, trainer: Trainer) -> PrivacyRecord:
     """Return the record of a run, which says which weights are released."""
-    record = trainer.engine.record(delta=config.delta)
+    record = replace(trainer.engine.record(delta=config.delta), told=told_of(config, task))
     return record if trainer.average is None else replace(record, weights=trainer.average.told)
+
+
+def told_of(config: RunConfig, task: Task) -> Told:
+    """Return what a run knows of what was read of the data, and what its settings tell."""
+    reading = f"No: {task.description['preprocessing']}." if "preprocessing" in task.description else ""
+    hashed = "No: words are hashed into buckets that were fixed beforehand."
+    known = {
+        "vocabulary": "No: there is none." if task.vocabulary is None else hashed,
+        "constants": reading,
+        "early_stopping": (
+            "No: the number of steps was fixed beforehand. Evaluations on held-out records, at steps fixed beforehand, changed "
+            "nothing."
+        ),
+    }
+    return Told.from_dict({**known, **config.told})
 
 
 def _card(
@@ -127,7 +143,7 @@ def write_report(
     rows: Sequence[Mapping[str, Any]],
 ) -> None:
     """Write ``report.html``; ``rows``: of ``metrics.jsonl``. Raises OSError; an old report stays."""
-    record = record_of(config, trainer)
+    record = record_of(config, task, trainer)
     assert trainer.engine.ledger is not None
     report = RunReport(
         title=f"{config.model} on {task.name}, trained with differential privacy",

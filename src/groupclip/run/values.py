@@ -12,6 +12,7 @@ from ..engine.averages import Averaging
 from ..privacy.allocation import ALLOCATIONS
 from ..privacy.planned import AUTO
 from ..privacy.sampled_step import ADJACENCIES, SAMPLINGS
+from ..statement.told import Told
 from ..tasks import TaskOptions
 from ..tasks.encoder import PACKAGES
 from .errors import ConfigError
@@ -80,6 +81,8 @@ def checked_value(key: str, value: Any) -> Any:
             return _options(key, value, tuple(f.name for f in fields(TaskOptions)))
         case "model_options":
             return _options(key, value, MODEL_OPTIONS)
+        case "told":
+            return _told(key, value)
         case "thresholds":
             return _thresholds(value)
         case "clipping" if isinstance(value, Mapping):
@@ -143,6 +146,20 @@ def _real(
         bounds += [f"< {below:g}"] * (below < math.inf) or ["finite"] * (value == math.inf)
         raise ConfigError(f"{key}={value:g} must be {' and '.join(bounds)}")
     return float(value)
+
+
+def _told(key: str, value: Any) -> dict[str, Any]:
+    names = tuple(f.name for f in fields(Told))
+    found = {name: _one_told(f"{key}.{name}", name, v) for name, v in _known(key, value, names).items() if v is not None}
+    try:
+        Told.from_dict(found)
+    except ValueError as error:
+        raise ConfigError(f"{key}: {error}") from error
+    return found
+
+
+def _one_told(key: str, name: str, value: Any) -> Any:
+    return _real(key, value, above=0.0) if name == "search_epsilon" else _text(key, value)
 
 
 def _thresholds(value: Any) -> float | list[float] | dict[str, float]:

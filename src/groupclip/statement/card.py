@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING
 
+from groupclip.statement.asked import questions
 from groupclip.statement.facts import facts
 from groupclip.statement.terms import SCHEMA
 from groupclip.statement.words import lead, paragraphs
@@ -67,6 +68,12 @@ def privacy_section(record: PrivacyRecord) -> str:
     parts.append("## The facts of the run")
     rows = "\n".join(f"| {_cell(name)} | {_cell(value)} |" for name, value in facts(record))
     parts.append(f"| fact | value |\n| --- | --- |\n{rows}")
+    parts.append("## Questions that readers ask")
+    asked = "\n".join(
+        f"| {_cell(f'{each.topic}: {each.question}')} | {_cell(each.answer)} | {each.source} |"
+        for each in questions(record.to_dict())
+    )
+    parts.append(f"| question | answer | asked by |\n| --- | --- | --- |\n{asked}")
     parts.append("### Groups")
     groups = "\n".join(
         f"| {_cell(name)} | {bound:.6g} | {record.noise_std[name]:.6g} |" for name, bound in record.thresholds.items()

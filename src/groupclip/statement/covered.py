@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from groupclip.privacy.figures import figure
 from groupclip.statement.terms import CLIPPED
 
 if TYPE_CHECKING:
@@ -25,11 +26,25 @@ def covered(record: PrivacyRecord) -> str:
     )
 
 
+def _tuning(record: PrivacyRecord) -> str:
+    told = record.told
+    if told.search == "none":
+        return "Whoever trained says that no settings were chosen by comparing runs on these data."
+    if told.search_epsilon is not None:
+        return (
+            f"The figure is of one run. Settings were chosen by comparing runs on these data: whoever trained says that the whole "
+            f"search spends epsilon = {figure(told.search_epsilon)} at the same delta, which is the figure to go by."
+        )
+    return (
+        "Tuning is not accounted: if settings were chosen by comparing several runs on these data, all of those runs "
+        "count, and the true epsilon is larger."
+    )
+
+
 def not_covered(record: PrivacyRecord) -> str:
     """Say what the figure doesn't cover, un-noised statistics first."""
     told = [
-        "Tuning is not accounted: if settings were chosen by comparing several runs on these data, all of those runs "
-        "count, and the true epsilon is larger.",
+        _tuning(record),
         "Other trainings on these data, of other models or of other parts of this model, spend epsilon too, and all of it adds up. "
         "So do earlier trainings of these weights: groupclip doesn't know where the weights came from that this training began "
         "with, such as those of a checkpoint.",

@@ -23,6 +23,8 @@ def facts(record: PrivacyRecord) -> list[tuple[str, str]]:
         ("neighbouring data sets", mechanism.adjacency),
         ("epsilon", claimed),
         ("delta", f"{record.delta:g}"),
+        *((f"delta at epsilon {figure(epsilon)}", figure(delta)) for epsilon, delta in record.curve.points),
+        *([] if record.curve.mu is None else [("mu of the Gaussian curve nearest above, an estimate", figure(record.curve.mu))]),
         *(
             (f"epsilon of a person with {k} {mechanism.unit}s, at the same delta", figure(several.epsilon))
             for k, several in record.spent_by_several.items()
@@ -46,7 +48,7 @@ def facts(record: PrivacyRecord) -> list[tuple[str, str]]:
         ("released", record.released),
         ("final weights", record.weights or LAST),
         ("spent on these weights before", _before(record)),
-        ("tuning", "not accounted"),
+        ("tuning", _tuning(record)),
         ("noise", _noise(record)),
         ("un-noised statistics looked at", ", ".join(record.unsafe_statistics) or "none"),
         ("hardened against floating-point attacks", "no" if not record.rounding else "the noise is; the sum isn't"),
@@ -60,6 +62,12 @@ def _before(record: PrivacyRecord) -> str:
     epsilons = [(training.steps, training.epsilon(record.delta)) for training in record.earlier]
     told = [f"{n:,} steps, epsilon {'not claimed' if e is None else figure(e)}" for n, e in epsilons]
     return "; ".join(told) or "nothing that is known to this process"
+
+
+def _tuning(record: PrivacyRecord) -> str:
+    if record.told.search_epsilon is not None:
+        return f"counted: the whole search spends epsilon {figure(record.told.search_epsilon)}"
+    return "there was none, as whoever trained says" if record.told.search == "none" else "not accounted"
 
 
 def _noise(record: PrivacyRecord) -> str:

@@ -8,6 +8,7 @@ import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from groupclip.arguments import whole
@@ -15,6 +16,7 @@ from groupclip.errors import PrivacyViolation
 from groupclip.partition.groups import Partition
 from groupclip.privacy import accounting
 from groupclip.privacy.allocation import ROUNDING, noise_multiplier_of
+from groupclip.privacy.curve import Curve, curve_of
 from groupclip.privacy.earlier import EarlierTraining
 from groupclip.privacy.ledger import SAMPLERS, Ledger
 from groupclip.privacy.mechanism import Mechanism
@@ -22,6 +24,7 @@ from groupclip.privacy.sampled_step import counts_several
 from groupclip.privacy.spent import PrivacySpent
 from groupclip.statement.card import model_card as model_card
 from groupclip.statement.terms import CLIPPED, LAST, SAMPLINGS, SCHEMA, UNITS, kind_of, mechanism_name, software
+from groupclip.statement.told import Told
 from groupclip.statement.words import paragraphs
 
 SEVERAL = (2, 4, 8)  # samples of one person, for whom figures are stated too
@@ -53,6 +56,7 @@ class PrivacyRecord:
         views: of each sample, whose mean gradient was clipped as one.
         weights: which ones are released, in words, if not those after the last step.
         rounds: of the accountants, that the steps amount to with correlated noise; the plan's own by default.
+        told: what only whoever trained knows. Set it by ``dataclasses.replace(record, told=..)``.
 
     Raises:
         ValueError: groups that differ between thresholds and noise_std; counts that aren't whole.
@@ -78,6 +82,7 @@ class PrivacyRecord:
     views: int = 1
     weights: str = ""
     rounds: int | None = None
+    told: Told = field(default_factory=Told)
 
     def __post_init__(self) -> None:
         if self.mechanism.noise_multiplier is None:
@@ -188,12 +193,18 @@ class PrivacyRecord:
             )
         return tuple(found)
 
-    @property
+    @cached_property
     def spent(self) -> PrivacySpent | None:
         """What the released steps spent at ``delta``; None if no epsilon can be claimed."""
         return None if self.obstacles else self.mechanism.spent(delta=self.delta, steps=self.steps, rounds=self.rounds)
 
-    @property
+    @cached_property
+    def curve(self) -> Curve:
+        """Delta at several epsilons, and mu; empty if no epsilon can be claimed."""
+        spent = self.spent
+        return Curve() if spent is None else curve_of(self.mechanism, steps=self.steps, epsilon=spent.epsilon, rounds=self.rounds)
+
+    @cached_property
     def spent_by_several(self) -> dict[int, PrivacySpent]:
         """Number of one person's samples (users, where the unit is a user) -> what is spent for them, at the same ``delta``.
 
@@ -261,7 +272,10 @@ class PrivacyRecord:
             "released": self.released,
             "weights": self.weights or LAST,
             "normalised_by": self.mechanism.expected_batch_size,
-            "tuning_accounted": False,
+            "tuning_accounted": self.told.search in ("none", "counted"),
+            "told": self.told.to_dict(),
+            "delta_curve": [{"epsilon": epsilon, "delta": delta} for epsilon, delta in self.curve.points],
+            "gdp_mu_estimate": self.curve.mu,
             "earlier_trainings": [{**e.to_dict(), "epsilon": e.epsilon(self.delta)} for e in self.earlier],
             "secure_noise": self.secure_noise,
             "noise_source": self.foreign_noise or "groupclip",

@@ -8,6 +8,7 @@ from typing import Any
 
 from groupclip.privacy.figures import figure
 from groupclip.statement.terms import CLIPPED
+from groupclip.statement.told import Told
 from groupclip.statement.verified import differences, plan_of
 
 TO_FILL_IN = "TO FILL IN: "
@@ -34,7 +35,7 @@ def registry_entry(record: Mapping[str, Any], *, slug: str, published: date) -> 
         raise ValueError(f"the record claims other than its facts give: {'; '.join(found)}")
     if record["epsilon"] is None:
         raise ValueError(f"the record claims no epsilon, so there is nothing to register: {'; '.join(record['obstacles'])}")
-    plan = plan_of(record)
+    plan, told = plan_of(record), Told.from_dict(record["told"])
     several = ", ".join(f"{figure(value)} for {k}" for k, value in record["epsilon_by_samples_of_a_person"].items())
     unsafe = ", ".join(record["unsafe_statistics"])
     vouched = " Whoever trained the model vouches for the sampling." if record["sampling_vouched_by_user"] else ""
@@ -76,7 +77,7 @@ def registry_entry(record: Mapping[str, Any], *, slug: str, published: date) -> 
             },
             "deployment_model": {
                 "model_name": "Central",
-                "actors": _blank("who holds the data and trains, who may see what, and why they are trusted"),
+                "actors": told.trust or _blank("who holds the data and trains, who may see what, and why they are trusted"),
                 "release_type": "One release",
                 "release_type_details": f"Covered: {record['released']}.",
                 "data_source_type": "Static",
@@ -86,14 +87,11 @@ def registry_entry(record: Mapping[str, Any], *, slug: str, published: date) -> 
                 "post_processing": "Whatever is computed from the weights alone is covered by the same figure.",
                 "composition": (
                     f"{record['steps_taken']:,} steps of one plan. Other releases on these data aren't in the figure. "
-                    + _blank("which there are, or that there are none")
+                    + (told.others or _blank("which there are, or that there are none"))
                 ),
             },
             "implementation": {
-                "preprocessing_and_hyperparameter_tuning": (
-                    "The figure doesn't count tuning or preprocessing on these data. "
-                    + _blank("what was read before training: vocabulary, constants, filters, earlier runs and their epsilon")
-                ),
+                "preprocessing_and_hyperparameter_tuning": _before(told, record),
                 "mechanisms": (
                     f"{record['mechanism']}, noise multiplier {plan.noise_multiplier:.6g}, sample rate {plan.sample_rate:.6g}. "
                     f"Each {plan.unit}'s {CLIPPED[plan.unit]} is clipped ({record['clip']}) in {len(record['groups'])} groups "
@@ -121,6 +119,27 @@ def blanks(entry: Mapping[str, Any], path: str = "") -> list[str]:
         elif TO_FILL_IN in (value[0] if isinstance(value, list) else str(value)):
             found.append(where)
     return found
+
+
+def _before(told: Told, record: Mapping[str, Any]) -> str:
+    read = {
+        "vocabulary": told.vocabulary,
+        "constants": told.constants,
+        "filters": told.filtering,
+        "early stopping": told.early_stopping,
+    }
+    search = {
+        "none": "There was no search for settings on these data.",
+        "not counted": "Settings were searched for on these data, which the figure doesn't count.",
+        "counted": f"The whole search for settings spends epsilon {told.search_epsilon} at delta {record['delta']:g}.",
+    }
+    missing = [name for name, words in read.items() if not words] + ["earlier runs and their epsilon"] * (not told.search)
+    return " ".join((
+        "The figure doesn't count preprocessing on these data.",
+        *(f"{name[0].upper()}{name[1:]}: {words}" for name, words in read.items() if words),
+        *([search[told.search]] if told.search else []),
+        *([_blank(f"what was read before training: {', '.join(missing)}")] if missing else []),
+    ))  # fmt: skip
 
 
 def _blank(what: str) -> str:

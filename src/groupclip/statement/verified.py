@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from groupclip.privacy.allocation import ROUNDING, noise_multiplier_of
+from groupclip.privacy.curve import curve_of
 from groupclip.privacy.mechanism import UNITS, Mechanism
 from groupclip.statement.terms import CYCLIC, SAMPLINGS, SCHEMA, kind_of, mechanism_name
 
@@ -96,6 +97,22 @@ def _claim(record: Mapping[str, Any], plan: Mechanism) -> list[str]:
         if not _same(claimed, again):
             whose = "" if samples == 1 else f" of a person with {samples} {plan.unit}s"
             found.append(f"epsilon{whose}: {again!r} at delta {delta:g}, the record says {claimed!r}")
+    return found + _curve(record, plan, steps, rounds)
+
+
+def _curve(record: Mapping[str, Any], plan: Mechanism, steps: int, rounds: int) -> list[str]:
+    again = curve_of(plan, steps=steps, epsilon=record["epsilon"], rounds=rounds)
+    told = [(point["epsilon"], point["delta"]) for point in record["delta_curve"]]
+    same = len(told) == len(again.points) and all(
+        _same(e, at) and _same(d, delta) for (e, d), (at, delta) in zip(told, again.points, strict=True)
+    )
+    found = [] if same else [f"delta_curve: {[list(point) for point in again.points]}, the record says {[list(p) for p in told]}"]
+    mu = record["gdp_mu_estimate"]
+    if (mu is None) != (again.mu is None) or (mu is not None and again.mu is not None and not _same(mu, again.mu)):
+        found.append(f"gdp_mu_estimate: {again.mu!r}, the record says {mu!r}")
+    whole = record["told"]["search_epsilon"]
+    if whole is not None and whole < record["epsilon"]:
+        found.append(f"told: a search that holds this run spends {record['epsilon']!r} or more, the record says {whole!r}")
     return found
 
 

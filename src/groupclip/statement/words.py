@@ -9,6 +9,7 @@ from groupclip.noise.sources import KEY_GIVEN
 from groupclip.privacy import accounting
 from groupclip.privacy.figures import figure, reading
 from groupclip.privacy.thresholds import sensitivity
+from groupclip.statement.command import command
 from groupclip.statement.correlated import correlated
 from groupclip.statement.covered import covered, not_covered
 from groupclip.statement.facts import others
@@ -138,12 +139,14 @@ def _meaning(record: PrivacyRecord) -> str:
         else f" That is {much} one in the number of {unit}s ({size:,}), which is too lax: "
         "state epsilon at a smaller delta."
     )
+    square = 1 / size**2
+    against = f" NIST advises a delta of at most 1/n^2, which is {square:.3g} here." if odds and record.delta > square else ""
     return (
         f"Whoever sees the model learns almost the same about any one {unit} as if that {unit} had never been in the training "
         "data. This holds whatever else they know and however much they compute. In figures: "
         f"{_ADJACENCY[record.mechanism.adjacency].format(unit=unit)} changes the probability of anything they can observe "
         f"by a factor of at most {factor} (e to the power epsilon), except for a part of probability at most {record.delta:g} "
-        f"(delta{odds}).{lax} Smaller epsilon and delta protect better."
+        f"(delta{odds}).{lax}{against} Smaller epsilon and delta protect better."
     )
 
 
@@ -277,7 +280,7 @@ def _accounting(record: PrivacyRecord) -> str:
         if value is not None
     ]
     choice = " (both are upper bounds; the smaller is stated)" if len(given) == 2 else ""
-    note = (f" Note: {spent.note}." if spent.note else "") + f" This command computes it again: {_command(record)}"
+    note = (f" Note: {spent.note}." if spent.note else "") + f" This command computes it again: {command(record)}"
     if spent.accountant == "exact":
         return (
             f"Full batches are one Gaussian mechanism. Its epsilon is known exactly (Balle and Wang 2018); dp-accounting "
@@ -285,16 +288,4 @@ def _accounting(record: PrivacyRecord) -> str:
         )
     return (
         f"The {spent.accountant} accountant of dp-accounting {accounting.version()} computed it: {', '.join(given)}{choice}.{note}"
-    )
-
-
-def _command(record: PrivacyRecord) -> str:
-    """Write the command that computes the figure again."""
-    plan = record.mechanism
-    cap = f" --max-batch-size {plan.max_batch_size}" if plan.sampling == "truncated-poisson" else ""
-    return (
-        f"groupclip epsilon --dataset-size {plan.dataset_size} --batch-size {plan.expected_batch_size!r} --steps {record.steps} "
-        f"--noise-multiplier {plan.noise_multiplier!r} --delta {record.delta!r} --sampling {plan.sampling}{cap} "
-        f"--adjacency {plan.adjacency} --unit {plan.unit}"
-        + (f" --bands {plan.bands} --rounds {record.rounds or plan.rounds(record.steps)}" if plan.bands != 1 else "")
     )
