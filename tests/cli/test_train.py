@@ -265,7 +265,7 @@ def test_help_says_how_often_a_run_is_kept_and_how_it_stops(capsys):
 def test_every_setting_has_its_option_and_every_option_its_setting():
     """What isn't a setting says where a run lies and how it is shown; it changes no result."""
     about = {"config", "out", "resume", "keep_resume", "workers", "threads", "as_json", "quiet"}
-    named = {"task_option": "task_options", "model_option": "model_options"}
+    named = {"task_option": "task_options", "model_option": "model_options", "tell": "told"}
     options = [named.get(param.name, param.name) for param in train.params]
     assert sorted(set(options) - about) == sorted(KEYS)
     assert len(set(options)) == len(options)
