@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .engine.attach import attach
     from .engine.averages import WeightAverage
     from .engine.engine import Engine
+    from .engine.noise_aware import NoiseAwareAdam
     from .engine.public_thresholds import public_thresholds
     from .memory import Plan, plan
     from .memory.advise import Advice, advise
@@ -47,6 +48,7 @@ __all__ = [
     "GroupClipError",
     "HardenedNoise",
     "Mechanism",
+    "NoiseAwareAdam",
     "Partition",
     "PerUser",
     "Plan",
@@ -90,6 +92,7 @@ _HOME = {
     "engine.attach": ("attach",),
     "engine.averages": ("WeightAverage",),
     "engine.engine": ("Engine",),
+    "engine.noise_aware": ("NoiseAwareAdam",),
     "engine.public_thresholds": ("public_thresholds",),
     "memory": ("Plan", "plan"),
     "memory.advise": ("Advice", "advise"),
