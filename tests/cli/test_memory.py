@@ -24,6 +24,15 @@ def test_json_partition_and_figure(tmp_path: Path, capsys: pytest.CaptureFixture
     assert figure.read_bytes().startswith(b"\x89PNG")
 
 
+def test_several_processes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*SMALL, "--groups", "2", "--ranks", "2", "--microbatches", "3", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["on_ranks"]
+    assert (told["ranks"], told["microbatches"]) == (2, 3)
+    assert told["fully_shard"]["weights_bytes"] < told["DistributedDataParallel"]["weights_bytes"]
+    assert run(["plan", "--model", "vit-micro", "--memory", "20MB", "--ranks", "2"]) == 0
+    assert "on 2 processes" in capsys.readouterr().out
+
+
 def test_the_largest_batch(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "--model", "vit-micro", "--memory", "20MB"]) == 0
     assert "of 20.00 MB" in capsys.readouterr().out

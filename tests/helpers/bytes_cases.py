@@ -52,18 +52,19 @@ def counted() -> Iterator[list[int]]:
             setattr(torch.distributed, name, function)
 
 
-def measured(model: Any, microbatches: int) -> dict[str, int]:
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.1, foreach=False)
+def measured(model: Any, microbatches: int, kind: str = "net") -> dict[str, int]:
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.Adam(trainable, lr=0.1, foreach=False)
     engine = gc.attach(model, optimizer, "uniform:2", plan(1.0, steps=2))
     for step in range(2):  # the first makes the optimizer's state
         with counted() as found:
             for part in range(microbatches):
                 rows = slice(2 * part, 2 * part + 2)
-                engine.backward(losses(model, kinds.data("net", torch.float32)[rows]))
+                engine.backward(losses(model, kinds.data(kind, torch.float32)[rows]))
             optimizer.step()
         if not step:
             optimizer.zero_grad()
-    kept = [local(p) for p in optimizer.param_groups[0]["params"]]
+    kept = [local(p) for p in model.parameters()]
     grads = [local(p.grad) for p in optimizer.param_groups[0]["params"]]
     state = [local(v) for held in optimizer.state.values() for name, v in held.items() if name != "step"]
 
@@ -75,9 +76,12 @@ def measured(model: Any, microbatches: int) -> dict[str, int]:
     return told
 
 
+RUNS = [(kind, n) for kind in ("net", "lora") for n in (1, 3)]
+
+
 def case_bytes_ddp(rank: Rank) -> Any:
-    return {n: measured(DistributedDataParallel(build("net", torch.float32)), n) for n in (1, 3)}
+    return {(kind, n): measured(DistributedDataParallel(build(kind, torch.float32)), n, kind) for kind, n in RUNS}
 
 
 def case_bytes_cut(rank: Rank) -> Any:
-    return {n: measured(cut(rank, build("net", torch.float32)), n) for n in (1, 3)}
+    return {(kind, n): measured(cut(rank, build(kind, torch.float32)), n, kind) for kind, n in RUNS}

@@ -9,7 +9,7 @@ from groupclip.memory.several import Unit, under_ddp, under_fully_shard
 
 
 def test_what_is_frozen_and_what_is_half() -> None:
-    units = [Unit([(8, 4)], trains=False), Unit([(8, 4), (5,)])]
+    units = [Unit([], frozen=[(8, 4)]), Unit([(8, 4), (5,)])]
     found = under_fully_shard(units, 2, pass_itemsize=2)
     assert (found.weights, found.gradients, found.state) == ((16 + 16 + 3) * 4, (16 + 3) * 4, 2 * (16 + 3) * 4)
     assert (found.whole, found.largest) == ((32 + 32 + 6) * 2, (32 + 6) * 2)

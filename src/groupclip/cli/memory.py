@@ -43,6 +43,18 @@ _VOCABULARY = 30_522
     help="Set the number of classes. Default: the number that the model is built for.",
 )
 @click.option("--bands", type=click.IntRange(min=1), default=1, help="Count the noise that so many bands keep.")
+@click.option(
+    "--ranks",
+    type=click.IntRange(min=1),
+    default=1,
+    help="Say what each of so many processes keeps and sends. --memory stays that of one process alone.",
+)
+@click.option(
+    "--microbatches",
+    type=click.IntRange(min=1),
+    default=1,
+    help="Count so many micro-batches in a step of each process. Default: 1.",
+)
 @click.option("--plot", type=click.Path(path_type=Path), help="Write the curve of live bytes as .png or .svg.")
 @click.option("--partition", "out", type=click.Path(path_type=Path), help="Write the partition as JSON.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -56,6 +68,8 @@ def plan(
     tokens: int | None,
     classes: int | None,
     bands: int,
+    ranks: int,
+    microbatches: int,
     plot: Path | None,
     out: Path | None,
     as_json: bool,
@@ -70,9 +84,11 @@ def plan(
       groupclip plan --model vit-large --batch 32 --groups 4 --plot plan.png
       groupclip plan --model vit-large --batch 32 --memory 12GB
       groupclip plan --model vit-base --memory 8GB --optimizer adamw
+      groupclip plan --model vit-large --batch 32 --groups 4 --optimizer adamw --ranks 8
     """
     with arguments_at_fault():
         from ..memory import Plan, largest_batch
+        from ..memory.plan import over_ranks
         from ..memory.plan import plan as find
 
         if plot is not None and plot.suffix.lower() not in (".png", ".svg"):
@@ -89,6 +105,8 @@ def plan(
             found = largest_batch(model, example, memory=memory, groups=groups, optimizer=stepper, bands=bands)
         else:
             found = find(model, example, groups=groups, memory=memory, optimizer=stepper, bands=bands)
+        if ranks > 1:
+            found = over_ranks(found, model, ranks, microbatches, stepper)
         if plot is not None:
             from ..memory.figures import draw_curves
 

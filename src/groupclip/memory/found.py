@@ -8,6 +8,7 @@ from typing import Any
 
 from ..partition.groups import Partition
 from .passes import Curve
+from .ranked import OnRanks
 from .sizes import show_bytes
 
 
@@ -26,6 +27,7 @@ class Plan:
         seconds: of norms and clipped sums, by the cost model of time.
         memory: the budget, if one was given.
         curve, plain_curve: live bytes over the pass, without ``static``.
+        on_ranks: what each of several processes keeps and sends, if that was asked for.
     """
 
     partition: Partition
@@ -39,6 +41,7 @@ class Plan:
     memory: int | None
     curve: Curve
     plain_curve: Curve
+    on_ranks: OnRanks | None = None
 
     def table(self) -> str:
         """Write for people one row a group, with the cost model's estimate of its peak, then the totals of the sketched step."""
@@ -64,6 +67,7 @@ class Plan:
             f"predicted peak    {show_bytes(self.predicted_peak)}"
             + ("" if self.memory is None else f" of {show_bytes(self.memory)}"),
             f"without privacy   {show_bytes(self.predicted_plain)}",
+            *([] if self.on_ranks is None else ["", self.on_ranks.table()]),
         ]
         return "\n".join(lines)
 
@@ -82,6 +86,7 @@ class Plan:
                 for name, members in self.partition.groups
             ],
             "methods": dict(self.methods),
+            **({} if self.on_ranks is None else {"on_ranks": self.on_ranks.to_dict()}),
         }  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from .found import BudgetTooSmallError, Plan
 from .methods import Intervals, fastest, least_bytes, least_seconds
 from .passes import Sketched, kept_noise, optimizer_bytes
 from .planner import Starts, fewest_groups, least_peak, least_sum
+from .ranked import on_ranks
 from .sizes import parse_bytes, show_bytes
 from .workload import Loss, batch_bytes, default_loss
 
@@ -40,6 +41,8 @@ def plan(
     samples: int | None = None,
     machine: Machine | None = None,
     bands: int = 1,
+    ranks: int = 1,
+    microbatches: int = 1,
 ) -> Plan:
     """Choose contiguous groups of layers and their norm methods; nothing is run on numbers and nothing is changed.
 
@@ -56,6 +59,7 @@ def plan(
         samples: B, if not that of the example.
         machine: rates for the cost model of time.
         bands: of the mechanism: the noise of so many steps less one is kept.
+        ranks, microbatches: of several processes, and of a step on each of them: the plan says then what each keeps and sends too.
 
     Raises:
         ValueError: neither ``groups`` nor ``memory``, or one that can't be read; an attached model.
@@ -68,7 +72,15 @@ def plan(
         raise ValueError(f"groups={groups!r} must be a whole number, 1 or more")
     budget = None if memory is None else parse_bytes(memory)
     planner = Planner(model, example_batch, optimizer, loss, samples, machine, bands)
-    return planner.within(budget, groups) if budget is not None else planner.least(groups)
+    found = planner.within(budget, groups) if budget is not None else planner.least(groups)
+    return found if ranks == 1 else over_ranks(found, model, ranks, microbatches, optimizer)
+
+
+def over_ranks(found: Plan, model: nn.Module, ranks: int, microbatches: int, optimizer: Optimizer | None) -> Plan:
+    """Return a plan that says what each of several processes keeps and sends too."""
+    static, peak = found.static, found.predicted_peak
+    told = on_ranks(model, ranks, microbatches, optimizer, static=static, predicted_peak=peak)
+    return dataclasses.replace(found, on_ranks=told)
 
 
 def planned(

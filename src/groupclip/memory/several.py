@@ -59,18 +59,26 @@ class Unit:
     """Parameters that ``fully_shard`` cuts and puts together at once.
 
     Attributes:
-        shapes: of the parameters.
+        shapes: of the parameters that train.
         again: it is put together again in the backward pass (``reshard_after_forward``; torch's default for all but the root).
-        trains: its parameters are trainable.
+        frozen: shapes of those that don't.
     """
 
     shapes: Sequence[Sequence[int]]
     again: bool = True
-    trains: bool = True
+    frozen: Sequence[Sequence[int]] = ()
 
     def part(self, ranks: int) -> int:
         """Return how many numbers the first rank keeps, whose parts are longest: parameters are cut in their first dimension."""
-        return sum(math.ceil(shape[0] / ranks) * math.prod(shape[1:]) for shape in self.shapes)
+        return self.training(ranks) + _part(self.frozen, ranks)
+
+    def training(self, ranks: int) -> int:
+        """Return how many of them train."""
+        return _part(self.shapes, ranks)
+
+
+def _part(shapes: Sequence[Sequence[int]], ranks: int) -> int:
+    return sum(math.ceil(shape[0] / ranks) * math.prod(shape[1:]) for shape in shapes)
 
 
 def under_fully_shard(
@@ -89,9 +97,9 @@ def under_fully_shard(
     """
     gathered = itemsize if pass_itemsize is None else pass_itemsize
     parts = [unit.part(ranks) for unit in units]
-    trains = sum(part for part, unit in zip(parts, units, strict=True) if unit.trains)
+    trains = sum(unit.training(ranks) for unit in units)
     whole = [part * ranks * gathered for part in parts]
-    times = [2 if unit.again and unit.trains else 1 for unit in units]
+    times = [2 if unit.again and unit.shapes else 1 for unit in units]
     return PerRank(
         weights=sum(parts) * itemsize,
         gradients=trains * itemsize,
