@@ -47,7 +47,7 @@ _VOCABULARY = 30_522
     "--ranks",
     type=click.IntRange(min=1),
     default=1,
-    help="Say what each of so many processes keeps and sends. --memory stays that of one process alone.",
+    help="Tell what each of so many processes keeps and sends. --memory stays that of one process alone.",
 )
 @click.option(
     "--microbatches",
