@@ -27,6 +27,9 @@ class CanaryAudit:
             others. 20 % of m by default.
         delta: of the bound.
         confidence: probability with which the bound holds at least.
+
+    Raises:
+        ValueError: more guesses than canaries; delta or confidence outside [0, 1) and [0.5, 1).
     """
 
     canaries: int

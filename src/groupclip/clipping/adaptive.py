@@ -69,7 +69,7 @@ class Adaptive:
         return sigma / math.sqrt(1 - self.share)
 
     def count_std(self, sigma: float, groups: int) -> float:
-        """Return sigma_b, the standard deviation of the noise on each of the counts."""
+        """Return sigma_b, the standard deviation of the noise on each count of M ``groups``, at noise multiplier ``sigma``."""
         return sigma * math.sqrt(groups) / (2 * math.sqrt(self.share))
 
     def release(self, sigma: float) -> dict[str, float]:

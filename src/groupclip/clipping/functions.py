@@ -26,7 +26,7 @@ class ClipFunction(ABC):
 
     @abstractmethod
     def factors(self, norms: Tensor, threshold: float) -> Tensor:
-        """Clip factors ``[B]`` for norms ``[B]``; must keep ``norms * factors <= threshold``."""
+        """Return clip factors ``[B]`` for norms ``[B]``; must keep ``norms * factors <= threshold``."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Automatic(ClipFunction):
     """``R / (norm + gamma)``: automatic clipping (AUTO-S).
 
     The paper's clip function (section 2.1, item 1, with R = 1 and gamma = 0.01). Sensitivity: strictly below R.
+    ValueError if ``gamma`` isn't positive and finite; it is in the gradient's own unit.
     """
 
     gamma: float = 0.01

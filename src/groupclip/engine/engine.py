@@ -149,7 +149,7 @@ class Engine:
             What ``function`` returns, with the samples in dimension 0: ``[B]`` of numbers, ``[B, ..]`` of tensors ``[1, ..]``.
 
         Raises:
-            ValueError: tensors of different lengths.
+            ValueError: tensors of different lengths. GroupClipError: under ``torch.no_grad()``.
             UnsupportedOperation: results of single samples that can't be put together.
         """
         self._require_attached()
@@ -208,7 +208,7 @@ class Engine:
         return self._require_ledger().epsilon(delta=delta, sampling_vouched_by_user=sampling_vouched_by_user)
 
     def record(self, *, delta: float, sampling_vouched_by_user: bool = False) -> PrivacyRecord:
-        """Return every fact that a reader of the guarantee needs. The record claims no epsilon where :meth:`epsilon` raises."""
+        """Return every fact that a reader needs; arguments as of :meth:`epsilon`. It claims no epsilon where that raises."""
         ledger, noise = self._require_ledger(), self._state.provenance
         return PrivacyRecord.of(
             ledger, delta=delta, partition=self.partition, thresholds=self.thresholds, noise_std=self.noise_stds,
@@ -219,7 +219,7 @@ class Engine:
         )  # fmt: skip
 
     def statement(self, *, delta: float, sampling_vouched_by_user: bool = False) -> str:
-        """Tell the guarantee in words."""
+        """Tell the guarantee in words; arguments as of :meth:`epsilon`."""
         return self.record(delta=delta, sampling_vouched_by_user=sampling_vouched_by_user).text()
 
     def unsafe_look(self, what: str) -> None:

@@ -95,7 +95,7 @@ class NoiseAwareAdam(Optimizer):
                     _update(param, param.grad, self.state[param], group, variances[id(param)])
 
     def second_moment(self, param: Tensor) -> Tensor:
-        """Return the estimate of a parameter's squared gradient without noise, before it is bounded below: its shape."""
+        """Return the estimate of the squared gradient of ``param`` without noise, before it is bounded below: its shape."""
         state = self.state[param]
         (betas,) = (group["betas"] for group in self.param_groups if any(p is param for p in group["params"]))
         return (state["exp_avg_sq"] - state["noise"]) / (1 - betas[1] ** state["step"])

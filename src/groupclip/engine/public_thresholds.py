@@ -23,6 +23,7 @@ def public_thresholds(
 
     Args:
         model: not attached; is left as it was.
+        groups: as for :func:`groupclip.partition`.
         batches: of PUBLIC data: what comes out tells of them, without noise. On private data use
             :class:`groupclip.clipping.adaptive.Adaptive`.
         losses: (model, batch) -> one loss per sample, ``[B]``.

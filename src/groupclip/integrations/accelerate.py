@@ -58,6 +58,7 @@ def attach(
     Args:
         accelerator: of one process, without a scaler of gradients and without accumulation.
         model, optimizer: as they are, or as ``accelerator.prepare`` returned them.
+        groups, mechanism, clip, thresholds, allocation, noise: as for :func:`groupclip.attach`.
 
     From then on ``accelerator.backward`` and its clipping of gradients raise, until the engine is detached.
 

@@ -32,7 +32,7 @@ class NoiseSource(Protocol):
     secure: bool
 
     def add_(self, tensor: Tensor, std: float) -> None:
-        """Adds independent ``N(0, std^2)`` to every coordinate, in place."""
+        """Adds independent ``N(0, std^2)`` to every coordinate of ``tensor``, in place."""
         ...
 
 

@@ -106,7 +106,7 @@ class Partition:
         return self._members[group]
 
     def group_of(self, parameter: str) -> str:
-        """Return the group of a parameter, by the name that ``model.named_parameters()`` gives it."""
+        """Return the group of a parameter, by the name that ``model.named_parameters()`` gives it. KeyError if it is in none."""
         if parameter not in self._group_of:
             raise KeyError(f"parameter {parameter!r} is in no group of this partition")
         return self._group_of[parameter]

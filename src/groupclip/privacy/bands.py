@@ -20,7 +20,7 @@ MOST = 64  # that are found without being asked for: each band but one is a copy
 
 
 def prefix_noise(mechanism: Mechanism) -> float:
-    """Return the root mean square noise of all sums of the first t gradients, t = 1 .. steps, on each coordinate.
+    """Return the root mean square noise of all sums of the first t gradients of a ``mechanism``, t = 1 .. steps, on a coordinate.
 
     In units of ``||(R_1 .. R_M)||`` over the expected batch size: what the noise amounts to in plain gradient descent, whose
     weights are such sums. With it plans of one data set and batch size can be compared, whatever their bands.

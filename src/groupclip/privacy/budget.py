@@ -79,14 +79,17 @@ class Budget(BudgetFile):
 
     @property
     def delta(self) -> float:
+        """At which :attr:`epsilon` may be spent."""
         return self._facts["delta"]
 
     @property
     def adjacency(self) -> str:
+        """What neighbouring data sets differ by, in every entry: one of :data:`groupclip.Mechanism`'s names."""
         return self._facts["adjacency"]
 
     @property
     def unit(self) -> str:
+        """Whom the guarantee protects: "sample" or "user"."""
         return self._facts["unit"]
 
     @property
@@ -106,7 +109,7 @@ class Budget(BudgetFile):
     def add(self, mechanism: Mechanism, *, steps: int | None = None, label: str = "") -> str:
         """Enter ``steps`` steps of ``mechanism`` (all by default) before they are released; return the name of the entry.
 
-        A noisy count or an evaluation is a mechanism with full batches and one step.
+        A noisy count or an evaluation is a mechanism with full batches and one step. ``label`` tells people what it is.
 
         Raises:
             BudgetExceeded: everything together would spend more than the budget. Nothing is entered then.
@@ -117,24 +120,24 @@ class Budget(BudgetFile):
         return self._enter(entries.steps_of(self._fitting(mechanism), label=label, taken=count))
 
     def add_search(self, mechanism: Mechanism, *, mean_runs: float, law: str | float = "geometric", label: str = "") -> str:
-        """Enter a search, the best of a random number of runs of ``mechanism``: see :func:`groupclip.search_cost`, :meth:`add`."""
+        """Enter a search, the best of a random number of runs of ``mechanism``; arguments as of :func:`groupclip.search_cost`."""
         return self._enter(entries.search_of(self._fitting(mechanism), mean_runs, law, label=label))
 
     def add_guarantee(self, *, epsilon: float, delta: float, label: str = "") -> str:
-        """Enter a release that somebody else computed an (epsilon, delta) for, under this adjacency and unit. As :meth:`add`."""
+        """Enter a release that somebody else computed an (epsilon, delta) for, under this adjacency and unit; as of :meth:`add`."""
         epsilon, delta = positive("epsilon", epsilon), number("delta", delta)
         if not 0 <= delta < 1:
             raise ValueError(f"delta={delta!r} must be in [0, 1)")
         return self._enter(entries.guarantee_of(epsilon, delta, label=label))
 
     def reserve(self, mechanism: Mechanism, *, label: str = "") -> Reservation:
-        """Set all steps of ``mechanism`` aside, and charge them one by one: :func:`groupclip.attach` does so. As :meth:`add`."""
+        """Set all steps of ``mechanism`` aside, and charge them one by one, as :func:`groupclip.attach` does; as of :meth:`add`."""
         mechanism.spent(delta=self.delta)
         made = entries.steps_of(self._fitting(mechanism), label=label, taken=0, is_open=True)
         return Reservation(budget=self, name=self._enter(made), mechanism=mechanism)
 
     def go_on(self, mechanism: Mechanism, *, label: str) -> Reservation:
-        """Set all steps of a training aside that goes on in rounds (federated, or with restarts), or go on with what it has left.
+        """Set all steps of a ``mechanism`` aside that goes on in rounds (federated, or with restarts), or go on with what is left.
 
         It is known by its ``label``. Each round attaches with what this returns: its ledger begins with the steps that were
         charged, by whichever process, and ``engine.detach`` leaves the rest set aside. :meth:`close` frees it in the end.
@@ -168,7 +171,7 @@ class Budget(BudgetFile):
         return Reservation(budget=self, name=name, mechanism=mechanism, lasts=True, before=before, begun=entry.begun)
 
     def reopen(self, name: str) -> Reservation:
-        """Go on with the training of an entry, as ``engine.state_dict()["ledger"]["budget"]`` names it.
+        """Go on with the training of the entry ``name``, as ``engine.state_dict()["ledger"]["budget"]`` names it.
 
         Steps that were charged stay charged, also those whose updates were lost in a crash: it has only the rest of its plan.
 
@@ -184,18 +187,18 @@ class Budget(BudgetFile):
         return Reservation(budget=self, name=name, mechanism=entry.mechanism)
 
     def close(self, name: str) -> None:
-        """Free the steps that an open entry has not taken. Close one of another process only if that process is gone."""
+        """Free the steps that the open entry ``name`` has not taken. Close one of another process only if that process is gone."""
         with self._locked():
             if self._training(name).is_open:
                 self._write({"id": name, "open": False})
 
     def taken(self, name: str) -> int:
-        """Return how many steps of an entry were charged."""
+        """Return how many steps of the entry ``name`` were charged."""
         with self._locked():
             return self._training(name).taken
 
     def charge(self, name: str, *, sampling: str = "groupclip", anew: bool = False) -> int:
-        """Charge one step of an open entry, durably, and return its number. After an error: don't take it.
+        """Charge one step of the open entry ``name``, durably, and return its number. After an error: don't take it.
 
         Args: ``sampling``: who drew the batch, "groupclip" or "user". ``anew``: its correlated noise is begun anew.
 

@@ -30,6 +30,7 @@ def search_cost(
     """Return epsilon of releasing the best of a random number of runs of ``mechanism``, all their steps, by RDP.
 
     Args:
+        delta: at which epsilon is returned.
         mechanism: of each run; they may differ in anything that isn't a fact of the mechanism (learning rate, model,
             clip function), and what they are must be drawn without looking at the data or at other runs.
         mean_runs: the mean of the number of runs, >= 1.
@@ -69,6 +70,11 @@ def calibrate_search(
 ) -> Mechanism:
     """Find the least noise with which the whole search spends 0.99 * epsilon to epsilon; return the same plan with it.
 
+    Args:
+        mechanism: of each run; noise that it has is replaced.
+        epsilon, delta: what the whole search may spend.
+        mean_runs, law: as of :func:`search_cost`.
+
     Raises:
         ValueError: as :func:`search_cost` and :meth:`groupclip.Mechanism.calibrate`.
     """
@@ -87,6 +93,8 @@ def calibrate_search(
 
 def draw_runs(mean_runs: float, law: str | float = "geometric") -> int:
     """Draw how many runs to make, from the operating system's randomness. Keep the number secret; Poisson may give 0.
+
+    ``mean_runs`` and ``law`` as of :func:`search_cost`; ValueError for wrong ones.
 
     By inversion: P(K = k) is proportional to (1 - gamma)^k prod_{l<k} (l + shape) / (l + 1) for k >= 1.
     """

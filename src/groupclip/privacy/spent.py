@@ -83,7 +83,7 @@ def told_lax(delta: float, dataset_size: int, unit: str) -> str:
 
 
 def default_delta(dataset_size: int) -> float:
-    """Return min(1e-5, 1 / (2n)), the delta to use when none is asked for.
+    """Return min(1e-5, 1 / (2n)) for a ``dataset_size`` of n, the delta to use when none is asked for.
 
     Publishing one record picked at random satisfies (0, 1/n), so delta has to be below 1/n to mean anything;
     1/(2n) is the field's custom for fine-tuning (and 1e-5 at the paper's n = 50,000). For small n that alone

@@ -35,7 +35,11 @@ def poisson_batches(
     num_workers: int = 0,
     prefetch: int = 2,
 ) -> "LogicalBatches":
-    """Make :func:`logical_batches` of a mechanism whose sampling is "poisson" and whose unit is the sample."""
+    """Make :func:`logical_batches` of a mechanism whose sampling is "poisson" and whose unit is the sample.
+
+    ``dataset``, ``mechanism``, ``microbatch``, ``start``, ``collate``, ``key``, ``num_workers`` and ``prefetch`` are as there.
+    It raises ValueError for another sampling or unit, and what that raises.
+    """
     if mechanism.sampling != "poisson":
         raise ValueError(
             f"the mechanism was planned for sampling={mechanism.sampling!r}: use groupclip.logical_batches, which draws so"

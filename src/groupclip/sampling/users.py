@@ -17,7 +17,7 @@ class PerUser(nn.Module):
     Args:
         model: takes samples along dimension 0 of every tensor it is given.
 
-    ``forward`` takes tensors ``[U, k, ..]`` and returns tensors ``[U, k, ..]``.
+    ``forward`` takes tensors ``[U, k, ..]`` and returns tensors ``[U, k, ..]``; ValueError for one of another shape.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -25,6 +25,7 @@ class PerUser(nn.Module):
         self.model = model
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
+        """Run the model on the samples of U users, k each; every tensor is ``[U, k, ..]``. ValueError for one of another shape."""
         shape: list[tuple[int, int]] = []
 
         def together(leaf: Any) -> Any:
@@ -47,7 +48,11 @@ class PerUser(nn.Module):
 
 
 def user_losses(losses: Tensor) -> Tensor:
-    """Return one loss a user, ``[U]``: the mean of the losses ``[U, k]`` (or ``[U k]``-shaped as ``[U, k, ..]``) of its samples."""
+    """Return one loss a user, ``[U]``: the mean of the losses ``[U, k]`` (or ``[U k]``-shaped as ``[U, k, ..]``) of its samples.
+
+    Raises:
+        ValueError: losses in one row, ``[U k]``.
+    """
     if losses.dim() < 2:
         raise ValueError(
             f"losses has shape {tuple(losses.shape)}; give the losses of each user's samples, [U, k]: "

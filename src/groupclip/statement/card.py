@@ -34,6 +34,8 @@ def model_card(
     """Write the README.md of a release: a Hugging Face header, the statement, and the facts as a table.
 
     Args:
+        record: of the training, as ``engine.record(delta=..)`` gives it.
+        title: the heading.
         introduction: Markdown under the title. It must hold nothing that was computed on private data without noise.
         sections: heading -> Markdown, after the statement. The same holds for them.
         tags: more tags for the header. "differential-privacy" is among them only if an epsilon is claimed.

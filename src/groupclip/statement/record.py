@@ -135,7 +135,10 @@ class PrivacyRecord:
         earlier: Sequence[EarlierTraining] = (),
         views: int = 1,
     ) -> "PrivacyRecord":
-        """Make the record of what ``ledger`` has counted so far; a single ``noise_std`` holds for every group."""
+        """Make the record of what ``ledger`` has counted so far; a single ``noise_std`` holds for every group of ``partition``.
+
+        ``unsafe`` are the names of un-noised statistics. The other arguments are the record's own.
+        """
         if not isinstance(noise_std, Mapping):
             noise_std = dict.fromkeys(partition.names, noise_std)
         return cls(

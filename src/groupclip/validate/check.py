@@ -62,6 +62,7 @@ class CheckReport:
     warnings: tuple[str, ...]
 
     def table(self) -> str:
+        """Write the coverage table as text: one row a trainable parameter."""
         return table(self.uses)
 
     def __str__(self) -> str:

@@ -38,6 +38,8 @@ class PrivateTraining(Callback):
         delta: at which epsilon is logged; :func:`groupclip.default_delta` of the number of records by default.
         clip, thresholds, allocation, noise: as for :func:`groupclip.attach`.
         unsafe_training_loss: log the mean training loss as ``train_loss``, which has no noise. The statement tells it.
+
+    ``fit`` raises PrivacyViolation, CoverageError or BudgetExceeded for what can't train privately; the message names the fix.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ _FIXED = ("noise_multiplier", "max_grad_norm", "expected_batch_size", "loss_redu
 
 
 class PrivateOptimizer(Optimizer):
-    """Stands for the optimizer of an attached model: its groups, state and hooks are that one's.
+    """Stands for the optimizer of an attached model: its groups, state and hooks are that one's. make_private makes it.
 
     Args:
         optimizer: the user's own, whose steps are private.
@@ -67,7 +67,7 @@ class PrivateOptimizer(Optimizer):
         self.step_hook = fn
 
     def signal_skip_step(self, do_skip: bool = True) -> None:
-        """Say whether the next :meth:`step` is left out, because its samples are a part of the logical batch."""
+        """Say by ``do_skip`` whether the next :meth:`step` is left out, because its samples are a part of the logical batch."""
         self._skip.append(do_skip)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]

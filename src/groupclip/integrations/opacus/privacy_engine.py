@@ -101,12 +101,16 @@ class PrivacyEngine:
             max_grad_norm: R of a sample's whole gradient; with ``clipping="per_layer"`` a list, one number for each trainable
                 parameter. Samples are clipped by min(1, R / norm).
             loss_reduction: what the loss is over the samples of a batch.
+            clipping: "flat", one threshold for a sample's whole gradient, or "per_layer".
+            grad_sample_mode: "hooks", "functorch" and "ew" give the same; "ghost" gives the criterion too.
+            wrap_model: False returns an object with ``cleanup()`` in the module's place.
+            batch_first, poisson_sampling, noise_generator, rand_on_empty: leave them out; other values are refused with the fix.
+            target_unclipped_quantile, clipbound_learning_rate, max_clipbound, min_clipbound, unclipped_num_std: the same.
             groups: groupclip's own: a style such as "uniform:4" for :func:`groupclip.partition`; each of the M groups has
                 R / sqrt(M). It takes less memory, and the same epsilon.
 
         Returns:
-            (module, optimizer, loader); with "ghost" (module, optimizer, criterion, loader). With ``wrap_model=False`` an object
-            with ``cleanup()`` in the module's place.
+            (module, optimizer, loader); with "ghost" (module, optimizer, criterion, loader).
 
         Raises:
             PrivacyViolation, ValueError, TypeError: an option that can't be right: the message names it and the fix. Nothing is
@@ -156,6 +160,10 @@ class PrivacyEngine:
 
         Args:
             target_epsilon, target_delta: the budget. A step past ``epochs * len(loader)`` raises BudgetExceeded.
+
+        All other arguments are as of :meth:`make_private` (``module``, ``optimizer``, ``criterion``, ``data_loader``,
+        ``max_grad_norm``, ``loss_reduction``, ``clipping``, ``grad_sample_mode``, ``wrap_model``, ``groups``), and so is what is
+        refused (``batch_first``, ``poisson_sampling``, ``noise_generator``, ``rand_on_empty``, and the rest).
 
         Raises:
             ValueError: the budget can't be met; and as :meth:`make_private`.
@@ -212,21 +220,21 @@ class PrivacyEngine:
         return model, private, self._loader
 
     def get_epsilon(self, delta: float) -> float:
-        """Return the epsilon of the steps so far: see :meth:`Accountant.get_epsilon`."""
+        """Return the epsilon of the steps so far at ``delta``: see :meth:`Accountant.get_epsilon`."""
         return self.accountant.get_epsilon(delta)
 
     def statement(self, delta: float) -> str:
-        """Tell the guarantee of the steps so far in words."""
+        """Tell the guarantee of the steps so far in words, at ``delta``."""
         return self.engine.statement(delta=delta)
 
     # ------------------------------------------------------------------ models
 
     def is_compatible(self, *, module: nn.Module, optimizer: Any = None, data_loader: Any = None) -> bool:
-        """Return whether every layer of the module can train privately."""
+        """Return whether every layer of the module can train privately; ``optimizer`` and ``data_loader`` aren't looked at."""
         return ModuleValidator.is_valid(module)
 
     def validate(self, *, module: nn.Module, optimizer: Any = None, data_loader: Any = None) -> None:
-        """Raise PrivacyViolation if a layer of the module can't train privately."""
+        """Raise PrivacyViolation if a layer of the module can't train privately; arguments as of :meth:`is_compatible`."""
         ModuleValidator.validate(module, strict=True)
 
     @classmethod
@@ -243,6 +251,7 @@ class PrivacyEngine:
         """Write weights, optimizer and what is spent. A later step isn't known to this file: it stays spent all the same.
 
         Args:
+            path: of the file, or a file that is open for writing. module, optimizer: that make_private returned.
             checkpoint_dict: further entries, which ``torch.load(weights_only=True)`` can read.
 
         Raises:
@@ -259,6 +268,9 @@ class PrivacyEngine:
         self, *, path: str | os.PathLike[str] | IO[bytes], module: nn.Module, optimizer: Optimizer | None = None
     ) -> dict[str, Any]:  # fmt: skip
         """Go on from a checkpoint, after the same ``make_private``. Batches and noise come under new keys.
+
+        Args:
+            path, module, optimizer: as of :meth:`save_checkpoint`.
 
         Returns:
             All entries of the file.

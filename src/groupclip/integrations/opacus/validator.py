@@ -17,11 +17,11 @@ _INSTANCE_NORM = {nn.BatchNorm1d: nn.InstanceNorm1d, nn.BatchNorm2d: nn.Instance
 
 
 class ModuleValidator:
-    """Finds and replaces layers that keep statistics of the batch. Every other layer trains as it is."""
+    """Finds (PrivacyViolation) and replaces layers that keep statistics of the batch. Every other layer trains as it is."""
 
     @classmethod
     def validate(cls, module: nn.Module, *, strict: bool = False) -> list[PrivacyViolation]:
-        """Return one error for each layer that can't train privately.
+        """Return one error for each layer of ``module`` that can't train privately.
 
         Args:
             strict: raise them, as one, instead.
@@ -40,7 +40,7 @@ class ModuleValidator:
 
     @classmethod
     def is_valid(cls, module: nn.Module) -> bool:
-        """Return whether :meth:`validate` finds nothing."""
+        """Return whether :meth:`validate` finds nothing in ``module``."""
         return not cls.validate(module)
 
     @classmethod
@@ -77,7 +77,7 @@ class ModuleValidator:
     def fix_and_validate(
         cls, module: nn.Module, *, num_groups: int | None = None, replace_bn_with_in: bool = False
     ) -> nn.Module:
-        """Do :meth:`fix`, then :meth:`validate` strictly."""
+        """Do :meth:`fix` (``module``, ``num_groups``, ``replace_bn_with_in``), then :meth:`validate` strictly."""
         fixed = cls.fix(module, num_groups=num_groups, replace_bn_with_in=replace_bn_with_in)
         cls.validate(fixed, strict=True)
         return fixed

@@ -36,7 +36,9 @@ class PrivateTrainer(PrivateTraining):
         sampling_key: 32 bytes, for tests only: with a known key no epsilon is claimed.
         unsafe_training_loss: log the mean training loss, which has no noise. The statement tells it.
 
-    All other arguments are Trainer's own. These mean something else, or are refused with the fix:
+    All other arguments are Trainer's own (``model``, ``data_collator``, ``train_dataset``, ``eval_dataset``, ``processing_class``,
+    ``compute_metrics``, ``callbacks``, ``optimizers``, ``optimizer_cls_and_kwargs``, ``preprocess_logits_for_metrics``), but for
+    ``model_init``, which is refused. These mean something else, or are refused with the fix:
     ``per_device_train_batch_size`` is the micro-batch (memory and speed alone; the batch is the mechanism's), ``max_steps`` is at
     most the mechanism's steps, ``max_grad_norm`` must be 0, ``gradient_accumulation_steps`` 1. See docs/trainer.md.
 
@@ -106,7 +108,8 @@ def privatize(
 
     Args:
         trainer: not trained yet. It is changed in place: its class becomes a subclass of the one it has.
-        mechanism, groups, ..: as for :class:`PrivateTrainer`.
+        mechanism, groups, delta, clip, thresholds, allocation, noise, sampling_key, unsafe_training_loss: as for
+            :class:`PrivateTrainer`.
 
     Returns:
         The same trainer, which has ``.engine`` now. Its ``compute_loss`` runs on every sample alone.
