@@ -46,18 +46,12 @@ SETTINGS = (
     ),
     click.option("--clipping", help="Choose the style of the groups: all-layer, layer-wise, block-wise, uniform:M ..."),
     click.option("--clip", help="Choose the clip function: automatic (default), abadi, flat-normalised or global."),
-    click.option(
-        "--thresholds", help="Set the thresholds: R (default 1; R_m = R/sqrt(M)), or R_1,..,R_M, or GROUP=R_m,..."
-    ),
-    click.option(
-        "--adaptive", help="Move the thresholds to a quantile of the norms: 0.5, or quantile=0.5,rate=0.2,share=0.01."
-    ),
+    click.option("--thresholds", help="Set the thresholds: R (default 1; R_m = R/sqrt(M)), or R_1,..,R_M, or GROUP=R_m,..."),
+    click.option("--adaptive", help="Move the thresholds to a quantile of the norms: 0.5, or quantile=0.5,rate=0.2,share=0.01."),
     click.option(
         "--allocation", type=click.Choice(ALLOCATIONS), help="Choose how the groups share the noise. Default: equal."
     ),
-    click.option(
-        "--hardened", is_flag=True, default=None, help="Draw the noise on a grid, against floating-point attacks."
-    ),
+    click.option("--hardened", is_flag=True, default=None, help="Draw the noise on a grid, against floating-point attacks."),
     *SAMPLING,
     click.option("--budget", help="Take every step from the budget in this file: see groupclip budget new."),
     click.option("--epsilon", type=float, help="Set the epsilon that the whole run may spend."),
