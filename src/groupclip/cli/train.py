@@ -17,11 +17,11 @@ from .arguments import ACCOUNTANT, arguments_at_fault, parse_adaptive, parse_opt
 from .options import told
 from .plan import SAMPLING
 from .signals import StopOnSignal
+from .threads import threads_at_first, threads_of
 
 if TYPE_CHECKING:
-    from rich.console import Console
 
-    from ..run import Outcome, PlainOutcome, PlainRun, Run
+    from ..run import Outcome, PlainOutcome
     from ..run.company import Company
 
 MOST = 1024  # threads or processes: a machine dies of a mistyped number
@@ -184,7 +184,7 @@ def _train(
     from .progress import Terminal
 
     console = Console(stderr=True, quiet=quiet or as_json or not together.keeps, highlight=False)
-    with arguments_at_fault(), using(_threads_at_first(threads)), Loading(console) as loading:
+    with arguments_at_fault(), using(threads_at_first(threads)), Loading(console) as loading:
         settings = together.all(lambda: {} if config is None else run.read_yaml(config), "the settings")
         request = _request(settings, given)
         if resume is not None:
@@ -198,7 +198,7 @@ def _train(
         loading.remarks(prepared.task.remarks)
     signals = StopOnSignal()
     try:
-        with signals, using(_threads(threads, prepared, console)), Terminal(signals, console) as terminal:
+        with signals, using(threads_of(threads, prepared, console)), Terminal(signals, console) as terminal:
             outcome = prepared.train(terminal, keep_resume=keep_resume)
     except run.RunInterrupted as interrupted:
         click.echo(f"groupclip: {interrupted}", err=True)
@@ -209,33 +209,6 @@ def _train(
         print_json({k: str(v) if isinstance(v, Path) else v for k, v in dataclasses.asdict(outcome).items()})
     else:
         _summarise(outcome)
-
-
-def _threads_at_first(asked: int | None) -> int:
-    """Choose torch's threads while data are read: texts go through an encoder one by one, so one thread is enough."""
-    import torch
-
-    from ..run.threads import chosen_by_environment
-
-    return asked or (torch.get_num_threads() if chosen_by_environment() else 1)
-
-
-def _threads(asked: int | None, prepared: Run | PlainRun, console: Console) -> int:
-    """Choose torch's threads for a run: the number asked for, here or by the environment, or what the model can use."""
-    import torch
-
-    from ..run.threads import advised_threads, chosen_by_environment
-
-    if asked is not None or chosen_by_environment():
-        return asked or torch.get_num_threads()
-    advised = advised_threads(prepared.config, prepared.task, prepared.model)
-    several = torch.get_num_threads()
-    if advised < several:
-        console.print(
-            f"{advised} of {several} threads: a micro-batch has too little work for more (--threads and OMP_NUM_THREADS override)",
-            soft_wrap=True,
-        )
-    return advised
 
 
 def _request(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
