@@ -45,8 +45,9 @@ def digits(part: int, parts: int) -> TensorDataset:
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
     """Take one round's steps on this client's samples."""
-    asked, own = message.content["config"], context.node_config
-    data = digits(int(own["partition-id"]), int(own["num-partitions"]))
+    asked, own, usual = message.content["config"], context.node_config, context.run_config
+    part = int(own["partition-id"])
+    data = digits(part, int(own["num-partitions"]))
     steps = int(asked["steps-a-round"])
     plan = gc.Mechanism(
         dataset_size=len(data),
@@ -54,11 +55,12 @@ def train(message: Message, context: Context) -> Message:
         steps=int(asked["rounds"]) * steps,
         noise_multiplier=float(asked["noise-multiplier"]),
     )
-    folder = Path(str(own["folder"]))  # of this client alone, beside its data
+    # of this client alone, beside its data; a simulation's node has no settings of its own
+    folder = Path(str(own.get("folder", f"{usual['out']}/client-{part}")))
     folder.mkdir(parents=True, exist_ok=True)
     delta = gc.default_delta(len(data))
     # what this client is willing to spend, whatever the server asks for
-    budget = gc.Budget(folder / "samples.budget", epsilon=float(own["epsilon"]), delta=delta)
+    budget = gc.Budget(folder / "samples.budget", epsilon=float(own.get("epsilon", usual["epsilon"])), delta=delta)
 
     model = new_model()
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())

@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 
 from groupclip.run import ConfigError, RunInterrupted, resume, start
 from groupclip.run.checkpoint import load
+from groupclip.statement import Told, questions
 from small_runs import REQUEST, SELDOM, STEPS, At, StopAfter
 
 
@@ -79,3 +80,35 @@ def test_an_average_begins_after_public_pretraining(tmp_path):
 def test_other_averages_are_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"average='swa': 'swa' is no average of weights: .* or none"):
         start({**REQUEST, "average": "swa"}, tmp_path / "run")
+
+
+def test_a_card_answers_what_the_run_knows_and_marks_the_rest(tmp_path):
+    """As somebody reads it who answers for the data: the rows that are marked are what to ask of whoever trained."""
+    told = {"search": "none", "trust": "The school trains on its own machine."}
+    outcome = start({**REQUEST, "told": told}, tmp_path / "run").train()
+    record = json.loads((outcome.release / "privacy.json").read_text())
+    found = {each.topic: each for each in questions(record)}
+    assert {topic for topic, each in found.items() if not each.known} == {
+        "filtering", "versions and commit", "bias against small groups", "composition", "access and collection",
+    }  # fmt: skip
+    assert found["early stopping"].answer.startswith("No: the number of steps was fixed beforehand.")
+    assert found["normalisation constants"].answer.startswith("No: (x / 16 - 0.5) / 0.5, fixed beforehand.")
+    assert found["vocabulary"].answer.startswith("No: there is none.")
+    card = (outcome.release / "README.md").read_text()
+    rows = card.split("## Questions that readers ask")[1].split("###")[0].splitlines()
+    assert sum(row.startswith("| ") for row in rows) == len(found) + 2
+    assert "The school trains on its own machine." in card and "there was none, as whoever trained says" in card
+    assert "told" in (tmp_path / "run" / "run.yaml").read_text()
+
+
+def test_told_is_checked_before_anything_is_written(tmp_path):
+    for wrong, message in (
+        ({"colour": "red"}, "told has no option 'colour'"),
+        ({"search": "some"}, "search='some' is unknown"),
+        ({"search": "counted"}, "a search that is counted has an epsilon"),
+        ({"trust": 3}, "told.trust=3 must be text"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            start({**REQUEST, "told": wrong}, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    assert Told.from_dict({"search": "counted", "search_epsilon": 4.0}).search_epsilon == 4.0

@@ -12,7 +12,7 @@ of the data, on fresh batches with fresh noise, and they'd have to be paid for a
 
 (``metrics.jsonl`` knows more than the other two only where ``resume/`` was restored from an older copy: its rows
 left the process all the same. A copy of the whole folder, rows included, knows nothing of later steps: whoever
-goes on from one has to count both runs.)
+goes on from one has to count both runs, unless the run draws on a budget, which knows of all.)
 
 So the count is never too low (a step that was charged and killed before its noise was drawn counts as well),
 a run that is killed ends at the very ledger that it would have reached undisturbed, namely the plan, only
