@@ -1,6 +1,6 @@
 """A Flower app with DP-FedAvg on the server: what is published tells little of any one client.
 
-    flwr run examples/flower_average
+    flwr run examples/flower_average SUPERLINK --stream      # docs/federated.md tells the rest
 
 Clients train as they like and send what changed. The server, which is trusted, has groupclip choose who takes part, clip each
 update by group, add the noise once, and count the round. Flower does the rest.

@@ -1,6 +1,6 @@
 """A Flower app whose clients train privately on their own samples: nobody has to trust the server.
 
-    flwr run examples/flower_clients
+    flwr run examples/flower_clients SUPERLINK --stream      # docs/federated.md tells the rest
 
 Flower carries weights and averages them. groupclip clips, adds noise, draws batches and keeps each client's ledger, in a file that
 the client holds. A client attaches anew in every round, so one that restarts loses nothing: epsilon after R rounds of T steps is
