@@ -64,7 +64,7 @@ def test_clients_that_train_privately_spend_what_one_long_run_spends(tmp_path: P
     module, config = app("flower_clients", "private_clients")
     config["out"] = str(tmp_path / "out")
     # each message meets an app that knows nothing of the rounds before, as after a restart
-    grid = LocalGrid(lambda: app("flower_clients", "private_clients")[0].client_app, nodes(tmp_path))
+    grid = LocalGrid(lambda: app("flower_clients", "private_clients")[0].client_app, nodes(tmp_path), config)
     module.server_app(grid, server_context(config))
     assert not [reply for reply in grid.told if reply.has_error()] and len(grid.told) == 3 * config["rounds"]
     plan, delta = plan_of(config), gc.default_delta(EACH)
@@ -84,10 +84,20 @@ def test_clients_that_train_privately_spend_what_one_long_run_spends(tmp_path: P
     assert accuracy > 40  # 10 % by guessing; seen: over 80 %
 
 
+def test_a_client_of_a_simulation_takes_its_settings_from_the_run(tmp_path: Path) -> None:
+    module, config = app("flower_clients", "private_clients")
+    config |= {"out": str(tmp_path / "out"), "rounds": 1, "steps-a-round": 2}
+    bare = {100 + n: {"partition-id": n, "num-partitions": 3} for n in range(3)}
+    grid = LocalGrid(lambda: module.client_app, bare, config)
+    module.server_app(grid, server_context(config))
+    budgets = [gc.Budget(tmp_path / "out" / f"client-{n}" / "samples.budget") for n in range(3)]
+    assert [(budget.epsilon, budget.spent().steps) for budget in budgets] == [(config["epsilon"], 2)] * 3
+
+
 def test_a_client_refuses_another_noise_multiplier_and_what_it_did_not_set_aside(tmp_path: Path) -> None:
     module, config = app("flower_clients", "private_clients")
     config |= {"out": str(tmp_path / "out"), "rounds": 2, "steps-a-round": 3}
-    grid = LocalGrid(lambda: module.client_app, nodes(tmp_path, epsilon=1.4))
+    grid = LocalGrid(lambda: module.client_app, nodes(tmp_path, epsilon=1.4), config)
     module.server_app(grid, server_context(config))
     spent = [gc.Budget(tmp_path / f"client-{n}" / "samples.budget").spent() for n in range(3)]
     assert {figure.steps for figure in spent} == {6}
@@ -108,7 +118,7 @@ def test_a_client_refuses_another_noise_multiplier_and_what_it_did_not_set_aside
 def test_the_server_averages_privately_over_clients(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     module, config = app("flower_average", "private_average")
     config |= {"out": str(tmp_path / "out"), "clients": 3, "clients-a-round": 2, "rounds": 6, "noise-multiplier": 2.0}
-    grid = LocalGrid(lambda: module.client_app, nodes(tmp_path))
+    grid = LocalGrid(lambda: module.client_app, nodes(tmp_path), config)
     torch.manual_seed(0)
     module.server_app(grid, server_context(config))
     plan = gc.Mechanism(dataset_size=3, expected_batch_size=2, steps=6, noise_multiplier=2.0, unit="client")
@@ -131,7 +141,7 @@ def test_a_server_that_restarts_goes_on_and_lost_clients_add_nothing(tmp_path: P
                 raise KeyboardInterrupt
             return super().send_and_receive(messages, timeout=timeout)
 
-    grid = Stopped(lambda: module.client_app, nodes(tmp_path), lost=[101])
+    grid = Stopped(lambda: module.client_app, nodes(tmp_path), config, lost=[101])
     with pytest.raises(KeyboardInterrupt):
         module.server_app(grid, server_context(config))
     path = tmp_path / "out" / "clients.budget"
@@ -146,7 +156,7 @@ def test_a_server_that_restarts_goes_on_and_lost_clients_add_nothing(tmp_path: P
             sent.extend(m.content["arrays"].to_torch_state_dict() for m in messages)
             return super().send_and_receive(messages, timeout=timeout)
 
-    later = Watched(lambda: again.client_app, nodes(tmp_path))
+    later = Watched(lambda: again.client_app, nodes(tmp_path), config)
     again.server_app(later, server_context(config))
     assert len(later.asked) == 4 and gc.Budget(path).spent().steps == 4
     if sent and later.asked[0]:

@@ -15,14 +15,16 @@ class LocalGrid(Grid):
 
     Args:
         app: makes the client app of a message: a new one stands for a client that was restarted.
+        config: of the run, as every node is told it.
         lost: ids of nodes whose replies never come.
     """
 
     def __init__(
-        self, app: Callable[[], ClientApp], nodes: Mapping[int, Mapping[str, str | int | float]], lost: Iterable[int] = ()
-    ) -> None:
+        self, app: Callable[[], ClientApp], nodes: Mapping[int, Mapping[str, str | int | float]],
+        config: Mapping[str, str | int | float], lost: Iterable[int] = (),
+    ) -> None:  # fmt: skip
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1  # what a process of Flower's is told
-        self.app, self.nodes, self.lost = app, nodes, set(lost)
+        self.app, self.nodes, self.config, self.lost = app, nodes, config, set(lost)
         self.asked: list[list[int]] = []
         self.told: list[Message] = []
 
@@ -54,7 +56,8 @@ class LocalGrid(Grid):
 
     def _reply(self, message: Message) -> Message:
         node = message.metadata.dst_node_id
-        context = Context(run_id=1, node_id=node, node_config=dict(self.nodes[node]), state=RecordDict(), run_config={})
+        own, given = dict(self.nodes[node]), dict(self.config)
+        context = Context(run_id=1, node_id=node, node_config=own, state=RecordDict(), run_config=given)
         try:
             return self.app()(message, context)
         except Exception as error:  # as a SuperNode does
