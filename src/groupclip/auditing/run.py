@@ -7,7 +7,10 @@ that it has without it, and the number of samples stays the plan's.
 from __future__ import annotations
 
 import copy
+import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,12 +21,15 @@ from torch.utils.data import Dataset
 from ..clipping.adaptive import Adaptive
 from ..clipping.functions import ClipFunction
 from ..engine.attach import attach
+from ..engine.engine import Engine
 from ..nested import replaced
 from ..noise.sources import NoiseSource
 from ..partition.groups import Partition
+from ..privacy.composition import composed_epsilon
 from ..privacy.mechanism import Mechanism
 from ..privacy.spent import default_delta
 from ..privacy.thresholds import Thresholds
+from ..privacy.toeplitz import coefficients
 from ..sampling.batches import logical_batches
 from ..validate.replay import Losses
 from .canaries import CanaryAudit
@@ -38,7 +44,7 @@ def audit_run(
     dataset: Dataset[Any] | Sequence[Any],
     canaries: int,
     groups: Partition | str | Mapping[str, str] | Callable[[str], str],
-    mechanism: Mechanism,
+    mechanism: Mechanism | Sequence[Mechanism],
     optimizer: Callable[[list[nn.Parameter]], Optimizer],
     *,
     clip: str | ClipFunction = "automatic",
@@ -59,7 +65,8 @@ def audit_run(
         dataset: the samples to train on; each a tuple of what ``loss_fn`` takes. Nothing about them is reported.
         canaries: m, made up: losses that are linear in a few parameters each. Half of them will be in.
         groups, clip, thresholds, allocation, noise: as for :func:`groupclip.attach`.
-        mechanism: the plan, for ``len(dataset) + canaries`` samples.
+        mechanism: the plan, for ``len(dataset) + canaries`` samples. Several: trainings one after another, on the same data and
+            canaries, each from the weights of the one before, as a budget has them. What they spend together is audited.
         optimizer: parameters -> the optimizer, e.g. ``lambda p: torch.optim.SGD(p, lr=0.1)``.
         microbatch: most samples held at once.
         guesses, confidence: see :class:`CanaryAudit`; fixed before the run.
@@ -72,23 +79,41 @@ def audit_run(
     Raises:
         ValueError, TypeError, PrivacyViolation: as :func:`groupclip.attach` and :func:`groupclip.logical_batches`.
     """
-    if mechanism.unit != "sample":
+    plans = [mechanism] if isinstance(mechanism, Mechanism) else list(mechanism)
+    if any(plan.unit != "sample" for plan in plans):
         raise ValueError("a plan of users can't be audited by single canaries: plan with unit='sample'")
-    delta = default_delta(mechanism.dataset_size) if delta is None else delta
+    if len({plan.adjacency for plan in plans}) != 1:
+        raise ValueError("several trainings need a plan each, of one adjacency: figures of different neighbours don't add up")
+    delta = default_delta(plans[0].dataset_size) if delta is None else delta
     game = CanaryAudit(canaries=canaries, guesses=guesses, delta=delta, confidence=confidence)
-    claimed = mechanism.epsilon(delta=delta)
+    claimed = plans[0].epsilon(delta=delta) if len(plans) == 1 else _together(plans, delta)
+    game.warn_if_idle(claimed)
     coins = game.coins()
     network = copy.deepcopy(model)
     stepper = optimizer([p for p in network.parameters() if p.requires_grad])
-    with nothing_stated():
-        engine = attach(
-            network, stepper, groups, mechanism, clip=clip, thresholds=thresholds, allocation=allocation, noise=noise
-        )
-    scores = torch.zeros(canaries, dtype=torch.float64)
+    joined, scores, before = _Joined(dataset, canaries), torch.zeros(canaries, dtype=torch.float64), 0
+    for plan in plans:
+        with nothing_stated():
+            engine = attach(
+                network, stepper, groups, plan, clip=clip, thresholds=thresholds, allocation=allocation, noise=noise
+            )
+        scores += _played(engine, stepper, joined, coins, loss_fn, microbatch, partial(_told, progress, before))
+        before += plan.steps
+    return game.verdict(coins, scores, epsilon=claimed)
+
+
+def _played(
+    engine: Engine, stepper: Optimizer, joined: _Joined, coins: Tensor, loss_fn: Losses, microbatch: int,
+    progress: Callable[[int], None],
+) -> Tensor:  # fmt: skip
+    """Train, and return the score ``[m]`` of each canary. The engine is detached then."""
+    network, plan = engine.model, engine.mechanism
+    assert plan is not None
+    sides = _Sides(plan)
     try:
         device = next(network.parameters()).device
-        crafted = Crafted(engine, canaries)
-        for batch in logical_batches(_Joined(dataset, canaries), mechanism, microbatch):
+        crafted = Crafted(engine, len(coins))
+        for batch in logical_batches(joined, plan, microbatch):
             for sample, canary in batch:
                 own, rest = canary[canary >= 0], canary < 0
                 if bool(rest.any()):
@@ -99,12 +124,40 @@ def audit_run(
                 if len(own):  # in a pass of their own, in which norms of picked coordinates have a closed form
                     engine.backward(crafted.losses(engine, own.to(device), coins[own].to(device)))
             stepper.step()
-            scores += crafted.scores(_released(network), engine)
+            sides.add(crafted.scores(_released(network), engine))
             stepper.zero_grad()
             progress(batch.step + 1)
     finally:
         engine.detach()
-    return game.judge(coins, scores, epsilon=claimed)
+    return sides.total
+
+
+class _Sides:
+    """Sums how far each step's release lies on the canaries' sides. Correlated noise is taken apart first, as anybody can.
+
+    With ``C W = Z`` the releases ``G + W`` tell as much as ``C G + Z``, in which the noise of steps is independent: the sum is of
+    those, each weighed by what a canary that is in every batch moves it.
+    """
+
+    def __init__(self, plan: Mechanism) -> None:
+        self._column = coefficients(plan.steps, plan.band_count)
+        self._latest: deque[Tensor] = deque(maxlen=len(self._column))
+        self.total: Tensor = torch.zeros((), dtype=torch.float64)
+
+    def add(self, scores: Tensor) -> None:
+        """Take the scores ``[m]`` of a step."""
+        self._latest.appendleft(scores)
+        shares = list(zip(self._column, self._latest, strict=False))
+        apart = torch.stack([share * earlier for share, earlier in shares]).sum(0)
+        self.total = self.total + apart * math.fsum(share for share, _ in shares)
+
+
+def _together(plans: Sequence[Mechanism], delta: float) -> float:
+    return composed_epsilon([(plan.step, plan.rounds()) for plan in plans], [], [], delta)[0]
+
+
+def _told(progress: Callable[[int], None], before: int, step: int) -> None:
+    progress(before + step)
 
 
 class _Joined(Dataset[Any]):

@@ -87,7 +87,7 @@ def enough(task: Any, epsilon: float, delta: float, confidence: float) -> int:
 
 def step(asked: Chosen, plan: Mechanism, trials: int | None, confidence: float, console: Console) -> StepAudit:
     """Audit one step with the plan's noise and the thresholds as they begin; progress goes to ``console``."""
-    one = replace(plan, steps=1)
+    one = replace(plan, steps=1, bands=1)  # its clipping and noise; how noise is correlated shows in the run
     taken = usual_trials(one, confidence) if trials is None else trials
     with Counting(console, "step audit: one step on each of two made-up batches", taken, "trials") as progress:
         return audit(
@@ -102,6 +102,8 @@ def beside(plan: Mechanism, canaries: int) -> Mechanism:
     batch, cap = plan.sample_rate * size, None
     if plan.sampling != "poisson":
         batch = round(batch)
+    elif plan.band_count > 1:
+        batch = min(batch, size / plan.band_count)  # to the last bit
     if plan.max_batch_size is not None:
         cap = min(size, max(batch, round(plan.max_batch_size * batch / plan.expected_batch_size)))
     return replace(plan, dataset_size=size, expected_batch_size=batch, max_batch_size=cap)
