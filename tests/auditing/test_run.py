@@ -119,8 +119,8 @@ def test_a_budget_of_two_runs_with_too_little_noise_is_found_out() -> None:
 def test_several_runs_show_more_than_one_claims() -> None:
     """The twin of a budget that forgets runs: 60 of one step each show more than the one that it would count.
 
-    Together they are one Gaussian with mu = 2.07, of which 39.6 of 40 guesses are right on average; 34 or fewer, at which the bound isn't
-    above 1, are so with chance below 1e-5.
+    Together they are one Gaussian with mu = 2.07, of which 39.6 of 40 guesses are right on average; 34 or fewer, at which the bound
+    isn't above 1, are so with chance below 1e-5.
     """
     one = planned(1.0, adjacency="zero-out", sampling="full-batch", expected_batch_size=240, steps=1)
     together = audited(SecureNoise(), mechanism=[one] * 60)

@@ -1201,7 +1201,7 @@ CORRELATED = (
         "steps lost in a crash counted as one stretch",
         "a resumed run pays for every factorisation that may have been begun",
         "tests/privacy/test_stretches.py",
-        ("privacy/ledger.py", "*range(counted, counted + lost)]", "*range(counted, counted + min(lost, 1))]"),
+        ("privacy/ledger.py", "*range(max(counted, told), ends)}", "max(counted, told)} - {ends"),
     ),
 )
 
@@ -1266,8 +1266,8 @@ RUNS = (
         "tests/run/test_resume.py",
         (
             "run/resuming.py",
-            "engine, progress = checkpoint.charged_to(saved, charged)",
-            "engine, progress = checkpoint.charged_to(saved, 0)",
+            "engine, progress = checkpoint.charged_to(saved, charged,",
+            "engine, progress = checkpoint.charged_to(saved, 0,",
         ),
     ),
     mutant(

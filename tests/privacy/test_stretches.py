@@ -70,6 +70,9 @@ def test_steps_lost_in_a_crash_count_as_rounds_of_their_own():
     again.load_state_dict(charged_in(saved, 3))
     assert (again.steps, again.rounds) == (5, 4)
     assert charged_in(saved, 0) == saved
+    known = charged_in(saved, 5, begun=(0, 3), told=5)  # steps 5 and 6 were told by nobody
+    assert known["begun"] == [0, 3, 5, 6] and known["steps"] == {"groupclip": 7, "user": 0}
+    assert charged_in(saved, 5, begun=(0, 3), told=9)["begun"] == [0, 3]
 
 
 def test_a_budget_counts_stretches(tmp_path):

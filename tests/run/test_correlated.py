@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
+from groupclip.errors import PrivacyViolation
 from groupclip.privacy.mechanism import Mechanism
 from groupclip.run import ConfigError, RunInterrupted, resume, start
+from groupclip.run.journal import read_begun, read_journal
 from groupclip.statement.verified import differences
 from small_runs import REQUEST, SELDOM, At, StopAfter
 
@@ -51,13 +53,43 @@ def test_a_stop_and_a_resume_cost_a_round(tmp_path):
     assert shown == sorted(shown) and shown[-1] == pytest.approx(record["epsilon"], rel=1e-9)
 
 
-def test_steps_that_a_crash_loses_count_as_rounds(tmp_path):
+def leave() -> None:
+    raise SystemExit  # no checkpoint is written
+
+
+def test_crashes_cost_a_round_each(tmp_path):
+    """Three processes without a checkpoint since the beginning, at 3, 4 and 8 steps: 1, 1 and 1 rounds, and not 2 as one."""
     out = tmp_path / "run"
-    with pytest.raises(SystemExit):  # without a checkpoint since the beginning
-        start(BANDED, out, checkpoint_seconds=SELDOM).train(At(3, lambda: exec("raise SystemExit")))
+    with pytest.raises(SystemExit):
+        start(BANDED, out, checkpoint_seconds=SELDOM).train(At(3, leave))
+    with pytest.raises(SystemExit):
+        resume(out, checkpoint_seconds=SELDOM).train(At(4, leave))
+    record = told(resume(out).train())
+    assert record["steps_taken"] == 8 and record["rounds"] == 3
+    assert record["epsilon"] == plan_of(record).spent(delta=record["delta"], rounds=3).epsilon
+
+
+def test_steps_of_which_the_journal_does_not_tell_are_a_round_each(tmp_path):
+    """resume/ was put back as it was before 3 steps, whose rows are there: how often noise was begun meanwhile isn't known."""
+    out = tmp_path / "run"
+    run = start(BANDED, out, checkpoint_seconds=SELDOM)
+    copy = {path.name: path.read_bytes() for path in (out / "resume").iterdir() if path.is_file()}
+    with pytest.raises(SystemExit):
+        run.train(At(3, leave))
+    for name, content in copy.items():
+        (out / "resume" / name).write_bytes(content)
     record = told(resume(out).train())
     assert record["steps_taken"] == 8 and record["rounds"] == 3 + 2
-    assert record["epsilon"] == plan_of(record).spent(delta=record["delta"], rounds=5).epsilon
+
+
+@pytest.mark.parametrize("begun", ["[0, true]", "7", '["0"]'])
+def test_a_journal_that_was_edited_is_refused(tmp_path, begun):
+    path = tmp_path / "ledger.jsonl"
+    path.write_text(f'{{"charged": 3, "begun": {begun}}}\n{{"charged": 4}}\n')
+    with pytest.raises(PrivacyViolation, match="damaged"):
+        read_begun(path)
+    path.write_text('{"charged": 3, "begun": [0, 3]}\n{"charged": 4}\n')
+    assert (read_journal(path), read_begun(path)) == (4, (0, 3))
 
 
 def test_auto_is_resolved_once(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..engine.engine import Engine
 from ..privacy.ledger import charged_in
-from ..run.journal import Journal, read_journal
+from ..run.journal import Journal, read_begun, read_journal
 
 _log = logging.getLogger("groupclip")
 
@@ -35,20 +35,17 @@ def go_on_from(engine: Engine, state: Mapping[str, Any], output: Path, name: str
         PrivacyViolation: another plan, or no journal of the training in the output folder.
     """
     own = engine.state_dict()
-    charged = read_journal(journal_of(output, str(state["training"])))
+    journal = journal_of(output, str(state["training"]))
+    charged = told = read_journal(journal)
     if own["training"] == state["training"] and engine.ledger is not None:
         charged = max(charged, engine.ledger.steps)
     lost = charged - sum(state["ledger"]["steps"].values())
-    engine.load_state_dict(_charged(state, lost))
+    engine.load_state_dict({**state, "ledger": charged_in(state["ledger"], lost, begun=read_begun(journal), told=told)})
     if lost > 0:
         _log.warning(
             f"{lost} steps were made after {name} was saved, and what they released may have been seen: they stay "
             "spent, and their updates are lost"
         )
-
-
-def _charged(state: Mapping[str, Any], lost: int) -> dict[str, Any]:
-    return {**state, "ledger": charged_in(state["ledger"], lost)}
 
 
 def open_journal(output: Path, engine: Engine) -> Journal:
@@ -63,4 +60,4 @@ def open_journal(output: Path, engine: Engine) -> Journal:
     path.parent.mkdir(parents=True, exist_ok=True)
     while path.is_file() and engine.ledger.steps < read_journal(path):
         engine.ledger.record("groupclip", anew=True)
-    return Journal(path, engine.ledger.steps)
+    return Journal(path, engine.ledger.steps, engine.ledger.begun_next)

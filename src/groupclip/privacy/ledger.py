@@ -1,6 +1,6 @@
 """What has been released: one event per optimizer step, and whose sampling made its batch."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from groupclip.errors import BudgetExceeded, PrivacyViolation
@@ -90,6 +90,11 @@ class Ledger:
     def rounds(self) -> int:
         """What the released steps amount to: :meth:`groupclip.Mechanism.rounds`, of each stretch with its own correlated noise."""
         return self.rounds_after(self.steps)
+
+    @property
+    def begun_next(self) -> tuple[int, ...]:
+        """Return how many steps there had been whenever correlated noise was begun, if the next step begins it anew."""
+        return begun_at(self._begun, self.steps, self.mechanism.band_count, anew=True)
 
     def rounds_after(self, steps: int) -> int:
         """Return the same after so many steps in all, none of whose noise is begun anew."""
@@ -252,14 +257,17 @@ def _counts(steps: object) -> dict[str, int]:
     return {sampler: steps[sampler] for sampler in SAMPLERS}
 
 
-def charged_in(state: Mapping[str, Any], lost: int) -> dict[str, Any]:
+def charged_in(state: Mapping[str, Any], lost: int, *, begun: Sequence[int] = (), told: int = 0) -> dict[str, Any]:
     """Return the state of a ledger with ``lost`` more steps, that were charged after it was saved and whose updates are gone.
 
-    With correlated noise each counts as a stretch of its own: how often it was begun anew meanwhile, nobody knows.
+    Args:
+        begun, told: of the first ``told`` steps it is known where correlated noise was begun. Of others it isn't, so each of them
+            counts as a stretch of its own.
     """
     steps = dict(state["steps"])
     counted = sum(steps.values())
-    begun = [*state.get("begun", []), *range(counted, counted + lost)]
+    ends = counted + max(0, lost)
+    begun = sorted({*state.get("begun", []), *(at for at in begun if at < ends), *range(max(counted, told), ends)})
     banded = state["mechanism"].get("bands", 1) != 1 and lost > 0
     steps["groupclip"] += max(0, lost)
     return {**state, "steps": steps, **({"begun": begun} if banded else {})}

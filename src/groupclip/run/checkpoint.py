@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -112,13 +112,19 @@ def load(path: Path) -> Checkpoint:
         ) from error
 
 
-def charged_to(saved: Checkpoint, charged: int) -> tuple[dict[str, Any], Progress]:
-    """Raise the ledger of the engine's state to the charged steps, and note in the progress that those between are lost."""
+def charged_to(
+    saved: Checkpoint, charged: int, *, begun: Sequence[int] = (), told: int = 0
+) -> tuple[dict[str, Any], Progress]:
+    """Raise the ledger of the engine's state to the charged steps, and note in the progress that those between are lost.
+
+    Args:
+        begun, told: as of :func:`groupclip.privacy.ledger.charged_in`.
+    """
     ledger = dict(saved.engine["ledger"])
     counted = sum(ledger["steps"].values())
     if charged <= counted:
         return saved.engine, saved.progress
-    ledger = charged_in(ledger, charged - counted)
+    ledger = charged_in(ledger, charged - counted, begun=begun, told=told)
     lost = (*saved.progress.lost, (counted + 1, charged))
     return {**saved.engine, "ledger": ledger}, replace(saved.progress, lost=lost)
 

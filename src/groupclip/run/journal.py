@@ -23,6 +23,7 @@ nothing at all.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import PrivacyViolation
@@ -31,10 +32,14 @@ from .files import SECRET, Lines, write_atomically
 
 
 class Journal:
-    """Charged steps of one run. A new one begins at ``charged``, in a file that holds one line for them."""
+    """Charged steps of one run. A new one begins at ``charged``, in a file that holds one line for them.
 
-    def __init__(self, path: Path, charged: int) -> None:
-        write_atomically(path, _line(charged) + "\n", SECRET)
+    Args:
+        begun: how many there had been whenever correlated noise was begun, the beginning that comes now included.
+    """
+
+    def __init__(self, path: Path, charged: int, begun: Sequence[int] = ()) -> None:
+        write_atomically(path, _line(charged, begun) + "\n", SECRET)
         self._lines = Lines(path, mode=SECRET, durable=True)
         self.charged = charged
 
@@ -89,6 +94,15 @@ def read_journal(path: Path) -> int:
     return charged + bool(cut)
 
 
+def read_begun(path: Path) -> tuple[int, ...]:
+    """Return where correlated noise was begun, as the journal that :func:`read_journal` reads tells. PrivacyViolation as there."""
+    read_journal(path)
+    begun = json.loads(path.read_bytes().partition(b"\n")[0]).get("begun", [])
+    if not isinstance(begun, list) or any(type(at) is not int for at in begun):
+        raise PrivacyViolation(f"{path} is damaged: where correlated noise was begun isn't known. Restore it, or start again")
+    return tuple(begun)
+
+
 def _step(line: bytes) -> int | None:
     """Return the number that a line holds; None if it isn't one that :class:`Journal` writes."""
     try:
@@ -98,5 +112,5 @@ def _step(line: bytes) -> int | None:
     return step if type(step) is int and step >= 0 else None
 
 
-def _line(charged: int) -> str:
-    return json.dumps({"charged": charged})
+def _line(charged: int, begun: Sequence[int] = ()) -> str:
+    return json.dumps({"charged": charged, **({"begun": list(begun)} if begun else {})})

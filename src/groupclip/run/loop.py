@@ -113,7 +113,7 @@ class Loop:
         with said_plainly("opening the run's files", f"go on with: {self.folder.resume_command()}"):
             self._refuse_overtaken()
             return _Kept(
-                Journal(self.folder.journal, self.ledger.steps),
+                Journal(self.folder.journal, self.ledger.steps, self.ledger.begun_next),
                 Lines(self.folder.metrics, mode=PUBLIC, durable=False),
             )
 

@@ -24,7 +24,7 @@ from .drawing import taken_up
 from .errors import ConfigError
 from .files import said_plainly, write_atomically
 from .folder import RunFolder, existing_folder
-from .journal import read_journal
+from .journal import read_begun, read_journal
 from .loading import loaded_again
 from .metrics import cut_torn_row, read_rows, steps_told
 from .shortage import OF_MODELS, enough_memory
@@ -135,7 +135,8 @@ def _loaded(folder: RunFolder, found: _Found, trainer: Trainer, charged: int) ->
         trainer.optimizer.load_state_dict(found.saved.optimizer)
         if trainer.average is not None:
             trainer.average.load_state_dict(found.saved.average)
-        return checkpoint.charged_to(found.saved, charged)
+        told, begun = read_journal(folder.journal), read_begun(folder.journal)
+        return checkpoint.charged_to(found.saved, charged, begun=begun, told=told)
 
 
 def _refuse_changes(
