@@ -172,6 +172,25 @@ CLIPPING = (
         ("autograd/clipped.py", "return norms, shortened(factors, norms, room * scale)", "return norms, factors"),
     ),
     mutant(
+        "squares in half precision",
+        "norms are of float32 or better, whatever the dtype of the gradients",
+        "tests/persample/test_norms_half.py",
+        ("persample/norms.py", "        return rows.to(wide).square().sum", "        return rows.square().to(wide).sum"),
+    ),
+    mutant(
+        "long rows' squares in half precision",
+        "norms are of float32 or better, whatever the dtype of the gradients",
+        "tests/persample/test_norms_half.py",
+        ("persample/norms.py", "vector_norm(stretches, dim=2, dtype=wide)", "vector_norm(stretches, dim=2)"),
+        ("persample/norms.py", ".square().sum(dim=1)\n    most", ".square().sum(dim=1).to(wide)\n    most"),
+    ),
+    mutant(
+        "Gram matrices in half precision",
+        "norms are of float32 or better, whatever the dtype of the gradients",
+        "tests/persample/test_norms_half.py",
+        ("persample/norms.py", "    a, g = a.to(wide), g.to(wide)\n", ""),
+    ),
+    mutant(
         "samples summed before they are pulled back",
         "R_m bounds what is really added, rounding included",
         "tests/persample/test_bounds.py",
@@ -1140,6 +1159,25 @@ ACCOUNTING = (
 
 CORRELATED = (
     mutant(
+        "coins of one's own in a one-run audit",
+        "an audit's bound is for canaries that are in or out by fair coins",
+        "tests/auditing/test_run.py",
+        ("auditing/canaries.py", "        if not drawn:", "        if not drawn and not len(coins):"),
+        ("auditing/canaries.py", "        del self._drawn[drawn[0]]", "        del self._drawn[:1]"),
+    ),
+    mutant(
+        "the best of several verdicts",
+        "an audit's guesses are fixed before anybody looks at scores",
+        "tests/auditing/test_run.py",
+        ("auditing/canaries.py", "        del self._drawn[drawn[0]]\n", ""),
+    ),
+    mutant(
+        "a budget that counts one of its trainings",
+        "what is spent on one data set is composed",
+        "tests/auditing/test_run.py tests/privacy/test_budget.py",
+        ("privacy/entries.py", "for e in entries if e.mechanism and not", "for e in entries[:1] if e.mechanism and not"),
+    ),
+    mutant(
         "a band of the factorisation left out",
         "noise is correlated as the accounting says",
         "tests/noise/test_correlated.py tests/engine/test_factorised.py",
@@ -1201,7 +1239,7 @@ CORRELATED = (
         "steps lost in a crash counted as one stretch",
         "a resumed run pays for every factorisation that may have been begun",
         "tests/privacy/test_stretches.py",
-        ("privacy/ledger.py", "*range(max(counted, told), ends)}", "max(counted, told)} - {ends"),
+        ("privacy/ledger.py", "*range(max(counted, told), ends)}", "max(counted, told)} - {ends}"),
     ),
 )
 
