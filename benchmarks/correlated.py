@@ -2,7 +2,7 @@
 
     python benchmarks/correlated.py gains   # noise of prefix sums, by plan and bands: accounting alone, minutes
     python benchmarks/correlated.py costs   # time and memory of a step's noise, kept or drawn again: about a minute
-    python benchmarks/correlated.py page    # the tables again, from the JSON
+    python benchmarks/correlated.py page    # the tables again, from the JSON; what was trained is of correlated_training.py
 """
 
 from __future__ import annotations
@@ -116,9 +116,19 @@ def cost_table(facts: dict[str, Any]) -> str:
     return table(["bands", "time of a step's noise", "bytes kept a parameter", "earlier draws that would be needed instead"], rows)
 
 
+def trained_table(facts: dict[str, Any]) -> str:
+    rows = []
+    for row in facts["trained"]:
+        one, other = ([f"{row[m]['mean']:.2f}", f"{row[m]['rate']:g}"] for m in ("DP-SGD", "correlated"))
+        gain = f"{row['gain']:+.2f} ± {row['standard_error']:.2f}"
+        rows.append([row["task"], *one, f"{row['correlated']['bands']}", *other, gain])
+    return table(["task", "DP-SGD, %", "its rate", "bands", "correlated, %", "its rate", "difference, one standard error"], rows)
+
+
 def with_tables(page: str, facts: dict[str, Any]) -> str:
     """Return the page with the tables of these results between their marks."""
-    for mark, made in (("<!-- gains -->", gain_table(facts)), ("<!-- costs -->", cost_table(facts))):
+    made_of = {"gains": gain_table, "costs": cost_table, "trained": trained_table}
+    for mark, made in ((f"<!-- {name} -->", make(facts)) for name, make in made_of.items() if name in facts):
         head, _, rest = page.partition(mark)
         _, _, tail = rest.partition(mark)
         page = f"{head}{mark}\n\n{made}\n\n{mark}{tail}"
@@ -133,7 +143,7 @@ def main() -> None:
     if what != "page":
         facts[what] = {"gains": gains, "costs": costs}[what]()
         FACTS.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    if {"gains", "costs"} <= set(facts):
+    if facts:
         PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), facts), encoding="utf-8")
 
 

@@ -311,3 +311,46 @@ def test_epsilon_for_a_person_with_several_samples(capsys):
 def test_samples_per_user_that_cannot_be_accounted_end_with_code_2(capsys, options, message):
     assert run(["epsilon", *SMALL, "--noise-multiplier", "2", *options]) == 2
     assert message in " ".join(capsys.readouterr().err.split())
+
+
+BANDED = "--dataset-size 20000 --batch-size 500 --steps 100 --adjacency zero-out --delta 1e-5"
+
+
+def told(capsys, command, read=str):
+    assert run(command.split()) == 0
+    return read(capsys.readouterr().out)
+
+
+def test_epsilon_of_correlated_noise(capsys):
+    plan = Mechanism(
+        dataset_size=20_000, expected_batch_size=500, steps=100, noise_multiplier=1.2, adjacency="zero-out", bands=8
+    )
+    command = f"epsilon {BANDED} --noise-multiplier 1.2 --bands 8"
+    facts = told(capsys, f"{command} --json", json.loads)
+    assert facts["epsilon"] == plan.epsilon(delta=1e-5) and facts["bands"] == 8
+    again = told(capsys, f"{command} --rounds 15 --json", json.loads)
+    assert again["epsilon"] == plan.spent(delta=1e-5, rounds=15).epsilon and "2 more rounds" in again["note"]
+    words = told(capsys, command)
+    assert "dealt into 8 parts" in words and "13 rounds with independent noise" in words
+
+
+def test_bands_are_found_with_the_noise(capsys, monkeypatch):
+    monkeypatch.setattr("groupclip.privacy.bands.MOST", 3)
+    facts = told(capsys, f"calibrate {BANDED} --epsilon 8 --bands auto --json", json.loads)
+    assert facts["bands"] == 3 and 7.9 < facts["epsilon"] <= 8.0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--bands 8 --adjacency add-or-remove-one", "use --adjacency='zero-out'"),
+        ("--bands 41", "use at most 40"),
+        ("--bands several", "neither a whole number nor auto"),
+        ("--bands auto", "--bands='auto' with --noise-multiplier=1.2"),
+        ("--bands 8 --samples-per-user 2", "--samples-per-user=2 can't be accounted with --bands=8"),
+        ("--bands 8 --rounds 3", "rounds=3 must be >= 13"),
+    ],
+)
+def test_wrong_bands(capsys, options, message):
+    assert run(f"epsilon {BANDED} --noise-multiplier 1.2 {options}".split()) == 2
+    assert message in " ".join(capsys.readouterr().err.split())

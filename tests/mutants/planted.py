@@ -1304,8 +1304,8 @@ RUNS = (
         "tests/run/test_resume.py",
         (
             "run/resuming.py",
-            "engine, progress = checkpoint.charged_to(saved, charged,",
-            "engine, progress = checkpoint.charged_to(saved, 0,",
+            "return checkpoint.charged_to(found.saved, charged,",
+            "return checkpoint.charged_to(found.saved, 0,",
         ),
     ),
     mutant(

@@ -1,12 +1,14 @@
 """Plans with correlated noise: their figures are those of ceil(T / b) rounds at b times the rate, and no others can be had."""
 
 import dataclasses
+import json
 import math
 
 import dp_accounting
 import pytest
 from dp_accounting.pld import pld_privacy_accountant
 
+from benchmark import benchmark
 from groupclip.privacy.bands import best_bands, prefix_noise
 from groupclip.privacy.mechanism import Mechanism
 from groupclip.privacy.selection import search_cost
@@ -139,3 +141,22 @@ def test_calibrate_resolves_auto():
     for bands in (1, 2, 3, 4):
         other = dataclasses.replace(open_, bands=bands).calibrate(epsilon=8.0, delta=1e-5)
         assert prefix_noise(plan) <= prefix_noise(other)
+
+
+def test_the_page_has_the_tables_of_its_results():
+    module = benchmark("correlated")
+    page, facts = module.PAGE.read_text(encoding="utf-8"), json.loads(module.FACTS.read_text(encoding="utf-8"))
+    assert {"gains", "costs"} <= set(facts) and page == module.with_tables(page, facts)
+
+
+def test_a_gain_of_the_page_is_what_the_library_computes():
+    facts = json.loads(benchmark("correlated").FACTS.read_text(encoding="utf-8"))
+    row = next(row for row in facts["gains"] if (row["samples"], row["epochs"], row["epsilon"]) == (67_000, 3, 8.0))
+    one = Mechanism(
+        dataset_size=67_000, expected_batch_size=1_000, steps=201, adjacency="zero-out", noise_multiplier=row["sigma"]
+    )
+    banded = dataclasses.replace(one, bands=8, noise_multiplier=row["bands"]["8"]["sigma"])
+    assert one.epsilon(delta=1e-5) == pytest.approx(8.0, rel=0.01)
+    assert banded.epsilon(delta=1e-5) == pytest.approx(8.0, rel=0.01)
+    assert prefix_noise(banded) / prefix_noise(one) - 1 == pytest.approx(row["bands"]["8"]["change"], abs=1e-6)
+    assert row["bands"]["8"]["change"] < -0.4

@@ -8,9 +8,11 @@ import dataclasses
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
 from groupclip.privacy.mechanism import Mechanism
+from groupclip.sampling.batches import logical_batches
 from groupclip.sampling.draws import drawn, part_of
 
 KEY = bytes(range(32))
@@ -115,3 +117,26 @@ def test_parts_that_are_drawn_whole():
     whole = dataclasses.replace(PLAN, dataset_size=100)
     assert whole.part_rate == 1.0
     assert (drawn(whole, key=KEY, step=3) == part_of(100, PARTS, 3, key=KEY)).all()
+
+
+@pytest.mark.parametrize("users", [None, [f"person {i % 60}" for i in range(120)]])
+def test_what_the_loop_gets_comes_every_few_steps_at_most(users):
+    """Batches of samples, and of users with all of theirs: the steps of each are a multiple of the bands apart."""
+    size, unit = (120, "sample") if users is None else (60, "user")
+    plan = Mechanism(
+        dataset_size=size, expected_batch_size=12, steps=30, noise_multiplier=1.0, adjacency="zero-out", bands=5, unit=unit
+    )
+    steps = {}
+    for batch in logical_batches(list(range(120)), plan, 16, users=users):
+        for rows in batch:
+            for index in rows.flatten().tolist():
+                steps.setdefault(index, []).append(batch.step)
+    assert len(steps) > 100
+    assert all(len({step % 5 for step in found}) == 1 for found in steps.values())
+
+
+def test_each_iterator_deals_anew():
+    plan = Mechanism(dataset_size=120, expected_batch_size=24, steps=5, noise_multiplier=1.0, adjacency="zero-out", bands=5)
+    batches = logical_batches(list(range(120)), plan, 120)
+    first, second = ([set(torch.cat(list(batch)).tolist()) for batch in batches] for _ in range(2))
+    assert first != second and set().union(*first) == set(range(120))

@@ -193,7 +193,7 @@ class Engine:
 
     @property
     def noise_stds(self) -> dict[str, float]:
-        """Standard deviation of the noise on every coordinate of each group's summed gradient, in the next step."""
+        """Standard deviation of the noise on every coordinate of each group's sum, in the next step; before it is correlated."""
         return self._amounts.stds
 
     def epsilon(self, *, delta: float, sampling_vouched_by_user: bool = False) -> float:
