@@ -88,7 +88,14 @@ class CanaryAudit:
         return self.verdict(coins, scores, epsilon=epsilon)
 
     def verdict(self, coins: Tensor, scores: Tensor, *, epsilon: float) -> RunAudit:
-        """Do :meth:`judge` without a warning."""
+        """Do :meth:`judge` without a warning.
+
+        Args:
+            coins, scores, epsilon: as there.
+
+        Raises:
+            ValueError, PrivacyViolation: as there.
+        """
         if coins.shape != (self.canaries,) or scores.shape != (self.canaries,) or not torch.isfinite(scores).all():
             raise ValueError(
                 f"coins of shape {tuple(coins.shape)} and scores of shape {tuple(scores.shape)}: one coin and one finite score "
