@@ -8,15 +8,19 @@ import json
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import save_file
 
+import groupclip as gc
 from benchmark import benchmark
 from groupclip.cli.app import run as command_line
 from groupclip.paper.records import features as made
+from groupclip.paper.records import scratch
 from groupclip.paper.records.build import jobs
 from groupclip.paper.records.efficientnet import FILE, efficientnet, network
 from groupclip.paper.records.page import page
 from groupclip.paper.records.rows import ROWS, Row, named
+from groupclip.paper.records.wideresnet import WideResNet
 from groupclip.paper.results import load_all
 from groupclip.paper.runner import run_jobs
 from groupclip.paper.scaled.vision_data import read
@@ -127,21 +131,83 @@ def test_the_encoder_reads_its_weights_and_nothing_else(tmp_path):
         efficientnet(tmp_path)
 
 
+def test_the_wide_network_is_that_of_its_name():
+    model = WideResNet(10)
+    weights = [p for n, p in model.named_parameters() if n.endswith("weight") and p.dim() == 4]
+    assert len(weights) == 12 + 1 + 3  # 16 - 4 in blocks, the first, and the ways around
+    assert 2_700_000 < sum(p.numel() for p in model.parameters()) < 2_800_000
+    filters = model.layers[0]
+    with torch.no_grad():
+        impulse = torch.zeros(27, 3, 3, 3)
+        impulse.view(27, 27).fill_diagonal_(1.0)
+        acting = (filters(F.pad(impulse, (1, 1, 1, 1)))[:, :, 2, 2] - filters.bias).T
+    assert torch.allclose(acting.mean(1), torch.zeros(16), atol=1e-6)
+    assert torch.allclose(acting.square().sum(1), torch.ones(16), atol=1e-4)
+
+
+def test_a_network_from_scratch_trains_on_views_whose_mean_is_clipped(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(scratch, "WideResNet", lambda classes: WideResNet(classes, depth=10, widen=1))
+    row = named(("cifar10-wrn",))[0]
+    settings = dataclasses.replace(row.settings, batch_size=20, steps=2, microbatch=8, views=2)
+    row = dataclasses.replace(row, settings=settings)
+    results = run_jobs(jobs([row], range(1), data, tmp_path / "out"), tmp_path / "out", Watching())
+    assert results[0].settings["views"] == 2 and results[0].privacy["epsilon"] <= 8.0
+    assert results[0].privacy["sampling"] == "groupclip" and 0 <= results[0].metrics["accuracy"] <= 100
+    plain = run_jobs(jobs([row], range(1), data, tmp_path / "out", private=False), tmp_path / "out", Watching())
+    assert plain[0].privacy == {}
+    workload = scratch.from_scratch(row, data / "cifar10.npz", 0, 2)
+    monkeypatch.setattr(scratch, "augmented", lambda images, views, **_: torch.stack([images, 2 * images], 1))
+    images, labels = workload.collate([3, 4, 5])
+    engine = gc.attach(workload.model, None, "all-layer", None, clip="abadi", thresholds=1e-3, views=2)
+    engine.backward(workload.losses(workload.model, (images, labels)))
+    got = {name: param.grad.clone() for name, param in workload.model.named_parameters()}
+    engine.detach()
+    want = {name: torch.zeros_like(grad) for name, grad in got.items()}
+    for image, label in zip(images, labels, strict=True):  # one after the other, without an engine
+        outputs = workload.model(torch.stack([image, 2 * image]))
+        F.cross_entropy(outputs, label.expand(2)).backward()
+        norm = torch.stack([p.grad.norm() for p in workload.model.parameters()]).norm()
+        for name, param in workload.model.named_parameters():
+            want[name] += param.grad * (1e-3 / norm)
+        workload.model.zero_grad()
+    for name, grad in got.items():
+        assert torch.allclose(grad, want[name], rtol=1e-3, atol=1e-7), name
+
+
+def test_the_row_for_a_gpu_is_complete(capsys):
+    assert command_line(["reproduce", "records", "--dry-run", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["dry_runs"]
+    assert found["row"] == "cifar10-wrn" and found["views"] == 16 and found["steps"] == 2500
+    assert found["sample_rate"] == 4096 / 50_000 and 2.5 < found["noise_multiplier"] < 3.5  # De et al. have 3
+    assert command_line(["reproduce", "records", "--row", "mnist", "--dry-run"]) == 2
+    assert "runs on two cores" in capsys.readouterr().err
+
+
+def test_a_network_with_a_part_that_does_not_train_is_told(monkeypatch):
+    class Idle(WideResNet):
+        def __init__(self, classes: int) -> None:
+            super().__init__(classes, depth=10, widen=1)
+            self.idle = torch.nn.Linear(2, 2)
+
+    monkeypatch.setattr(scratch, "WideResNet", Idle)
+    with pytest.raises(RuntimeError, match=r"no gradient for idle\.weight, idle\.bias"):
+        scratch.dry_run(named(("cifar10-wrn",))[0])
+
+
 def test_rows_are_what_they_say():
     assert len({row.name for row in ROWS}) == len(ROWS)
     for row in ROWS:
         assert (row.best is None) == (not row.source)
-        if row.settings is not None:
-            assert row.features in made.MAKERS
-            assert (row.settings.epsilon, row.settings.delta) == (row.epsilon, row.delta)
+        assert row.gpu == (row.features not in made.MAKERS) == bool(row.records)
+        assert (row.settings.epsilon, row.settings.delta) == (row.epsilon, row.delta)
     with pytest.raises(ValueError, match="there is no row 'imagenet'; rows: mnist"):
         named(("imagenet",))
 
 
 def test_what_was_not_run_is_said():
     told = page([])
-    assert told.count("not run: it needs a GPU") == 2 * sum(row.settings is None for row in ROWS)
-    assert [cell.strip() for cell in told.split("|")].count("not run") == 2 * sum(row.settings is not None for row in ROWS)
+    assert told.count("not run: it needs a GPU") == 2 * sum(row.gpu for row in ROWS)
+    assert [cell.strip() for cell in told.split("|")].count("not run") == 2 * sum(not row.gpu for row in ROWS)
 
 
 def test_the_page_is_made_of_its_results():

@@ -32,6 +32,7 @@ class TrainSettings:
         thresholds: R (then ``R_m = R / sqrt(M)``), or :class:`groupclip.Adaptive`, which pays for itself.
         average: of the weights after every step, which is scored in place of the last ones: none, or as of
             :class:`groupclip.WeightAverage`.
+        views: K of each record, whose mean gradient is clipped; the workload's losses make them.
         seed: of what is public: the order of batches and dropout without privacy. Never of noise or sampling.
 
     Raises:
@@ -53,6 +54,7 @@ class TrainSettings:
     clip: str = "automatic"
     thresholds: float | Adaptive = 1.0
     average: str = "none"
+    views: int = 1
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -62,7 +64,7 @@ class TrainSettings:
             value = getattr(self, name)
             if value is not None:
                 positive(name, value)
-        for name in ("batch_size", "microbatch"):
+        for name in ("batch_size", "microbatch", "views"):
             whole(name, getattr(self, name), least=1)
         if self.steps is not None:
             whole("steps", self.steps, least=1)
@@ -91,7 +93,8 @@ class TrainSettings:
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-able values; what wasn't given (epochs or steps) is left out."""
-        known = {name: value for name, value in asdict(self).items() if name != "average" or value != "none"}
+        usual = {"average": "none", "views": 1}
+        known = {name: value for name, value in asdict(self).items() if name not in usual or value != usual[name]}
         return {name: value for name, value in known.items() if value is not None or name == "epsilon"}
 
     @classmethod

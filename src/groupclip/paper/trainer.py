@@ -95,7 +95,9 @@ def train_privately(
     model = workload.model
     torch.manual_seed(secrets.randbits(63))
     optimizer = make_optimizer(settings, workload.model)
-    engine = attach(model, optimizer, _groups(settings), mechanism, clip=settings.clip, thresholds=settings.thresholds)
+    engine = attach(
+        model, optimizer, _groups(settings), mechanism, clip=settings.clip, thresholds=settings.thresholds, views=settings.views
+    )
     assert engine.ledger is not None
     underway = Underway(None, "", {}, {}) if underway is None else underway
     updates = underway.restore(model, optimizer, engine).updates

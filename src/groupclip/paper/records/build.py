@@ -16,27 +16,27 @@ from ..settings import TrainSettings
 from ..workload import Workload
 from .features import Features, features
 from .rows import Row
+from .scratch import from_scratch
 
 NAME = "records"  # results are filed under it
 MADE = "made"  # folder beside the results, of features
 
 
 def jobs(rows: Iterable[Row], seeds: Sequence[int], data: Path, out: Path, *, private: bool = True) -> list[Job]:
-    """Return the runs of rows that have settings, all rows of a seed before the next seed.
+    """Return the runs of rows, all rows of a seed before the next seed.
 
     Args:
-        seeds: number the runs. Sampling and noise come from the operating system, and the linear model begins at zero.
+        seeds: number the runs. Sampling and noise come from the operating system, and the linear model begins at zero (a network
+            with weights of the seed).
         data: folder of the files. out: folder of results; features lie in out/made.
         private: False: the same without clipping and noise, to see what privacy costs.
     """
-    return [_job(row, seed, data, out / MADE, private) for seed in seeds for row in rows if row.settings is not None]
+    return [_job(row, seed, data, out / MADE, private) for seed in seeds for row in rows]
 
 
 def _job(row: Row, seed: int, data: Path, kept: Path, private: bool) -> Job:
     cell = {"row": row.name, "epsilon": row.epsilon if private else None, "seed": seed}
-    settings = row.settings
-    assert settings is not None
-    settings = replace(settings, seed=seed)
+    settings = replace(row.settings, seed=seed)
     if not private:
         settings = replace(settings, epsilon=None)
     title = f"{row.data}, {row.method}, epsilon {'none' if not private else f'{row.epsilon:g}'}, seed {seed}"
@@ -44,6 +44,8 @@ def _job(row: Row, seed: int, data: Path, kept: Path, private: bool) -> Job:
 
 
 def _preparing(row: Row, data: Path, kept: Path, settings: TrainSettings) -> Callable[[], tuple[Workload, TrainSettings]]:
+    if not row.features:
+        return lambda: (from_scratch(row, data / row.file, settings.seed, settings.views), settings)
     return lambda: (workload(row, data, kept), settings)
 
 
@@ -78,10 +80,10 @@ def losses(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 @torch.no_grad()
 def accuracy(model: nn.Module, test: Features) -> dict[str, float]:
     """Return the share of held-out records that are right, in percent."""
-    right = 0
+    device, right = next(model.parameters()).device, 0
     for first in range(0, len(test), 1000):
         inputs, labels = test.batch(range(first, min(first + 1000, len(test))))
-        right += int((model(inputs).argmax(1) == labels).sum())
+        right += int((model(inputs.to(device)).argmax(1).cpu() == labels).sum())
     return {"accuracy": 100 * right / len(test)}
 
 

@@ -28,7 +28,7 @@ def _cells(row: Row, results: Sequence[Result]) -> list[str]:
         _score(private, row),
         _score(plain, row),
         f"{sum(seconds) / len(seconds):,.0f} s" if seconds else "",
-        "" if row.settings is None else f"`groupclip reproduce records --row {row.name}`",
+        f"`groupclip reproduce records --row {row.name}{' --device cuda' if row.gpu else ''}`",
     ]
 
 
@@ -39,7 +39,7 @@ def _is_of(result: Result, row: Row, epsilon: float | None) -> bool:
 def _score(results: Sequence[Result], row: Row) -> str:
     """Return mean, spread and number of runs; what is missing of the five is said."""
     if not results:
-        return "not run" if row.settings is not None else "not run: it needs a GPU"
+        return "not run: it needs a GPU" if row.gpu else "not run"
     values = tuple(r.metrics["accuracy"] for r in results)
     score = Score(values)
     spread = f" ± {score.deviation:.2f}" if len(values) > 1 else ""

@@ -18,7 +18,8 @@ class Row:
     name: as it is asked for. data, method: in words.
     file: of the data, in the folder that is given. features: a key of :data:`groupclip.paper.records.features.MAKERS`.
     best: the best known result in percent, with its source; None where none is known that compares.
-    settings: how groupclip trains a linear model on the features; None: it needs a GPU, and hasn't been run.
+    settings: how groupclip trains: a linear model on the features, or without features a network from random weights.
+    gpu: it needs a GPU for hours, and hasn't been run. records: how many are trained on, for a dry run of such a row.
     notes: what a reader has to know.
     """
 
@@ -31,7 +32,9 @@ class Row:
     features: str = ""
     best: float | None = None
     source: str = ""
-    settings: TrainSettings | None = None
+    settings: TrainSettings
+    gpu: bool = False
+    records: int = 0
     notes: tuple[str, ...] = ()
 
 
@@ -64,6 +67,11 @@ def _transfer(epsilon: float, lr: float) -> Row:
     )  # fmt: skip
 
 
+_WRN = TrainSettings(
+    epsilon=8.0, delta=1e-5, batch_size=4096, steps=2500, lr=4.0, microbatch=64, optimizer="sgd", clipping="all-layer",
+    clip="abadi", thresholds=1.0, average="ema:0.9999", views=16,
+)  # fmt: skip
+
 ROWS: tuple[Row, ...] = (
     _scattering("mnist", "MNIST", "mnist.npz", 98.7, 8192, 300, 1.4, LAST_TENTH),
     _scattering("fashion-mnist", "Fashion-MNIST", "fashion_mnist.npz", 89.7, 8192, 293, 1.6),
@@ -77,7 +85,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="cifar10-wrn", data="CIFAR-10", method="WRN-16-4 from scratch, 16 views, averaged weights", epsilon=8.0, delta=1e-5,
-        file="cifar10.npz", best=79.5, source=DE, notes=("needs a GPU for hours",),
+        file="cifar10.npz", best=79.5, source=DE, settings=_WRN, gpu=True, records=50_000,
+        notes=(SIX_BITS, "needs a GPU for hours; settings of De et al. and of Sander et al. 2022, unrun"),
     ),
 )  # fmt: skip
 
