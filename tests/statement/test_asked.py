@@ -144,6 +144,7 @@ def test_a_run_without_a_guarantee_claims_nothing_anywhere() -> None:
     told = answers(found)
     assert told["formal statement"].answer.startswith("None: no epsilon is claimed")
     assert told["the whole curve"].answer == "Nothing is claimed." and "subtracted" in told["randomness"].answer
+    assert "At other epsilons" not in found.text()
     assert found.to_dict()["delta_curve"] == [] and found.to_dict()["gdp_mu_estimate"] is None
     assert differences(found.to_dict()) == []
 
@@ -199,6 +200,9 @@ def test_the_card_has_the_questions_the_curve_and_mu() -> None:
     (at, delta) = found.curve.points[0]
     assert f"| delta at epsilon {figure(at)} | {figure(delta)} |" in card
     assert "| mu of the Gaussian curve nearest above, an estimate |" in card
+    statement = found.text()
+    assert f"At other epsilons delta is at most {figure(delta)} at epsilon {figure(at)}, " in statement
+    assert f"has mu = {figure(found.curve.mu)}, an estimate" in statement and "less accurate for small groups" in statement
     assert "| tuning | counted: the whole search spends epsilon 9.00 |" in card
 
 

@@ -14,6 +14,7 @@ from groupclip.cli.app import run
 from groupclip.privacy.mechanism import Mechanism
 from groupclip.statement.record import PrivacyRecord
 from groupclip.statement.registry import blanks, registry_entry
+from groupclip.statement.told import Told
 
 SCHEMA = json.loads(Path(__file__).with_name("registry-schema.json").read_text(encoding="utf-8"))
 KINDS = {"string": str, "integer": int, "number": (int, float), "array": list, "object": dict}
@@ -63,6 +64,23 @@ def test_the_entry_validates_and_only_the_curators_facts_are_blank():
     loss = made["deployment"]["privacy_loss"]
     assert loss["privacy_parameters"] == {"epsilon": facts()["epsilon"], "delta": 1e-5}
     assert "at the same delta: " in loss["privacy_parameters_details"]
+
+
+def test_what_was_told_is_filled_in():
+    told = Told(
+        trust="One hospital.", vocabulary="No.", constants="No.", filtering="No.", early_stopping="No.", search="counted",
+        search_epsilon=5.0, others="Nothing else.",
+    )  # fmt: skip
+    made = entry(told=told)
+    assert faults(made, SCHEMA) == []
+    filled = {"deployment_model.actors", "accounting.composition", "implementation.preprocessing_and_hyperparameter_tuning"}
+    assert set(blanks(made)) == {f"deployment.{name}" for name in CURATORS - filled}
+    before = made["deployment"]["implementation"]["preprocessing_and_hyperparameter_tuning"]
+    assert "The whole search for settings spends epsilon 5.0 at delta 1e-05." in before and "Vocabulary: No." in before
+    some = entry(told=Told(search="not counted", vocabulary="No."))["deployment"]["implementation"]
+    before = some["preprocessing_and_hyperparameter_tuning"]
+    assert "which the figure doesn't count" in before
+    assert before.endswith("TO FILL IN: what was read before training: constants, filters, early stopping")
 
 
 def test_twin_the_schema_rejects_what_it_should():

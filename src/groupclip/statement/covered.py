@@ -55,6 +55,8 @@ def not_covered(record: PrivacyRecord) -> str:
             else "The noise is added in floating-point arithmetic that isn't hardened against attacks on its rounding."
         ),
         "The time that steps take isn't hidden.",
+        "Clipping and noise weigh more where there is little data: the model may be less accurate for small groups of people, and "
+        "groupclip doesn't measure that.",
     ]
     if record.unsafe_statistics:
         told.insert(

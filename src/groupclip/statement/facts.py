@@ -64,6 +64,15 @@ def _before(record: PrivacyRecord) -> str:
     return "; ".join(told) or "nothing that is known to this process"
 
 
+def told_curve(record: PrivacyRecord) -> str:
+    """Tell the whole curve in a sentence, with a blank before it; nothing where it isn't known."""
+    points = [f"{figure(delta)} at epsilon {figure(epsilon)}" for epsilon, delta in record.curve.points]
+    if not points:
+        return ""
+    mu = "" if record.curve.mu is None else f"; the nearest Gaussian curve above has mu = {figure(record.curve.mu)}, an estimate"
+    return f" At other epsilons delta is at most {', '.join(points)}{mu}."
+
+
 def _tuning(record: PrivacyRecord) -> str:
     if record.told.search_epsilon is not None:
         return f"counted: the whole search spends epsilon {figure(record.told.search_epsilon)}"

@@ -12,7 +12,7 @@ from groupclip.privacy.thresholds import sensitivity
 from groupclip.statement.command import command
 from groupclip.statement.correlated import correlated
 from groupclip.statement.covered import covered, not_covered
-from groupclip.statement.facts import others
+from groupclip.statement.facts import others, told_curve
 from groupclip.statement.terms import CLIPPED, CYCLIC, SAMPLINGS, kind_of
 
 if TYPE_CHECKING:
@@ -280,7 +280,8 @@ def _accounting(record: PrivacyRecord) -> str:
         if value is not None
     ]
     choice = " (both are upper bounds; the smaller is stated)" if len(given) == 2 else ""
-    note = (f" Note: {spent.note}." if spent.note else "") + f" This command computes it again: {command(record)}"
+    note = (f" Note: {spent.note}." if spent.note else "") + told_curve(record)
+    note += f" This command computes it again: {command(record)}"
     if spent.accountant == "exact":
         return (
             f"Full batches are one Gaussian mechanism. Its epsilon is known exactly (Balle and Wang 2018); dp-accounting "
