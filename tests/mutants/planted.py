@@ -1314,8 +1314,8 @@ RUNS = (
         "tests/run/test_resume.py",
         (
             "run/steps.py",
-            '                self.doing = "charging"\n                charge()\n',
-            "",
+            '                self.doing, self.step = "charging", step\n                charge()\n',
+            '                self.doing, self.step = "charging", step\n',
         ),
         (
             "run/steps.py",
