@@ -76,6 +76,19 @@ def test_a_plan_with_canaries_keeps_its_cap_possible(batch: int, cap: int) -> No
         assert more.max_batch_size == pytest.approx(cap * more.expected_batch_size / batch, abs=1)
 
 
+def test_a_plan_with_correlated_noise(capsys: pytest.CaptureFixture[str]) -> None:
+    """The run is of the plan, whose parts hold its batches with canaries too, to the last bit; the step is of its noise alone."""
+    kind = ["--bands", "7", "--adjacency", "zero-out", "--steps", "7"]  # 7 * 200 of 1,437 samples
+    assert run([*SMALL, *kind, "--quiet"]) == 0
+    told = capsys.readouterr().out
+    assert "how noise is correlated shows in the run alone" in told and "1 rounds with independent noise" in told
+    plan = Mechanism(
+        dataset_size=1400, expected_batch_size=200, steps=7, noise_multiplier=1.0, adjacency="zero-out", bands=7
+    )
+    for canaries in range(1, 200, 7):
+        assert beside(plan, canaries).part_rate == pytest.approx(1.0, abs=1e-12)
+
+
 def test_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*SMALL, "--canaries", "0"]) == 0
     text = capsys.readouterr().out

@@ -329,7 +329,7 @@ def test_epsilon_of_correlated_noise(capsys):
     facts = told(capsys, f"{command} --json", json.loads)
     assert facts["epsilon"] == plan.epsilon(delta=1e-5) and facts["bands"] == 8
     again = told(capsys, f"{command} --rounds 15 --json", json.loads)
-    assert again["epsilon"] == plan.spent(delta=1e-5, rounds=15).epsilon and "2 more rounds" in again["note"]
+    assert again["epsilon"] == plan.spent(delta=1e-5, rounds=15).epsilon and "steps in one go: 2" in again["note"]
     words = told(capsys, command)
     assert "dealt into 8 parts" in words and "13 rounds with independent noise" in words
 

@@ -249,7 +249,7 @@ def test_a_resumed_run_begins_anew_and_says_what_that_costs() -> None:
     train(second, optimizer, 6, start=6)
     assert (second.ledger.steps, second.ledger.rounds) == (12, 4)
     told = second.statement(delta=1e-5)
-    assert "1 of these rounds were added because the noise was begun anew when the run was resumed" in told
+    assert "1 of these rounds came on top, because the noise was begun anew when the run was resumed" in told
     record = json.loads(json.dumps(second.record(delta=1e-5).to_dict()))
     assert record["rounds"] == 4 and differences(record) == []
     second.detach()

@@ -48,7 +48,7 @@ def test_the_ledger_composes_two_factorised_runs():
     both = composed_epsilon([(PLAN.step, 2), (PLAN.step, 2)], [], [], 1e-5)[0]
     assert ledger.epsilon(delta=1e-5) == pytest.approx(both, rel=1e-3)
     assert ledger.epsilon(delta=1e-5) > 1.05 * PLAN.epsilon(delta=1e-5, steps=10)
-    assert "1 more rounds" in ledger.spent(delta=1e-5).note
+    assert "steps in one go: 1" in ledger.spent(delta=1e-5).note
 
 
 def test_a_saved_ledger_keeps_its_stretches():

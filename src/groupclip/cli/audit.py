@@ -103,6 +103,8 @@ def audit(
         click.echo(plan_text(plan, claimed))
         click.echo()
         click.echo("\n\n".join(str(report) for report in found.values()))
+        if plan.bands != 1:
+            click.echo("  The step had independent noise of the plan's size: how noise is correlated shows in the run alone.")
         if canaries:
             click.echo(f"  {audited.told(plan, audited.beside(plan, canaries))}")
     if any(report.violates for report in found.values()):

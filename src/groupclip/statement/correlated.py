@@ -15,7 +15,7 @@ def correlated(record: PrivacyRecord) -> str:
     anew = rounds - plan.rounds(record.steps)
     return (
         f"The noise of a step is correlated with that of the {plan.band_count - 1} steps before, so that a part of it cancels in "
-        f"sums of gradients; one {plan.unit} takes part in every {plan.band_count}th step at most, and the {record.steps:,} steps "
-        f"are accounted as {rounds:,} rounds with independent noise of that multiplier."
-        + (f" {anew} of these rounds were added because the noise was begun anew when the run was resumed." if anew else "")
+        f"sums of gradients; one {plan.unit} takes part in one of {plan.band_count} steps in a row at most, and the "
+        f"{record.steps:,} steps are accounted as {rounds:,} rounds with independent noise of that multiplier."
+        + (f" {anew} of these rounds came on top, because the noise was begun anew when the run was resumed." if anew else "")
     )
