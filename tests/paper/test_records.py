@@ -100,6 +100,16 @@ def test_features_are_kept_and_are_the_images_own(data, tmp_path, monkeypatch):
         made.features("scattering", data / "cifar10.npz", tmp_path / "kept")
 
 
+def test_the_first_records_alone_are_trained_on(data, tmp_path):
+    whole, test = made.features("scattering", data / "cifar10.npz", tmp_path / "kept")
+    few, same = made.features("scattering", data / "cifar10.npz", tmp_path / "kept", first=37)
+    assert len(few) == 37 and len(same) == len(test) == 80 and len(whole) == 300
+    assert np.array_equal(few.values, whole.values[:37]) and torch.equal(few.labels, whole.labels[:37])
+    row = dataclasses.replace(small(), first=120)
+    (result,) = run_jobs(jobs([row], range(1), data, tmp_path / "out"), tmp_path / "out", Watching())
+    assert result.settings["workload"]["records"] == 120 and result.privacy["sample_rate"] == 60 / 120
+
+
 def test_grey_images_are_taken_without_their_margin(tmp_path):
     grey = np.random.default_rng(0).integers(0, 256, (40, 28, 28)).astype(np.uint8)
     labels = np.arange(40) % 4

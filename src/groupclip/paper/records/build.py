@@ -51,7 +51,7 @@ def _preparing(row: Row, data: Path, kept: Path, settings: TrainSettings) -> Cal
 
 def workload(row: Row, data: Path, kept: Path) -> Workload:
     """Make the features of a row, and a linear model on them, of zeros."""
-    train, test = features(row.features, data / row.file, kept)
+    train, test = features(row.features, data / row.file, kept, row.first)
     return Workload(
         name=row.name,
         model=linear(train.values.shape[1], train.classes),

@@ -52,12 +52,13 @@ class Features:
         return torch.from_numpy(self.values[chosen]).float(), self.labels[torch.from_numpy(chosen)]
 
 
-def features(kind: str, file: Path, kept: Path) -> tuple[Features, Features]:
+def features(kind: str, file: Path, kept: Path, first: int | None = None) -> tuple[Features, Features]:
     """Return training and held-out records, whose features are made if they aren't kept.
 
     Args:
         kind: a key of :data:`MAKERS`.
         kept: folder for what is made once.
+        first: so many training records alone, the first ones; None: all.
 
     Raises:
         MissingSource: no such file, or an encoder that isn't installed.
@@ -65,9 +66,12 @@ def features(kind: str, file: Path, kept: Path) -> tuple[Features, Features]:
     needed_files(file.parent, {file.name: "the data"})
     name = f"{file.name.split('.')[0]}-{kind}-{hashlib.sha256(file.read_bytes()).hexdigest()[:12]}"
     made = MAKERS[kind](file, kept)
+    if first is not None:
+        make, labels = made["train"]
+        made["train"] = (make, labels[:first])
     found = []
     for split, (make, labels) in made.items():
-        path = kept / f"{name}-{split}.npy"
+        path = kept / f"{name}-{split}{first if first is not None and split == 'train' else ''}.npy"
         if not path.exists():
             _write(path, make, len(labels), _CHUNKS[kind])
         values = np.load(path, mmap_mode="r")
