@@ -286,6 +286,15 @@ def test_a_round_of_another_plan_is_refused(path, changed):
     assert made.committed().epsilon > dataclasses.replace(PLAN, **changed).epsilon(delta=1e-5)
 
 
+def test_a_client_that_is_killed_within_a_round_goes_on_where_it_was_charged(path):
+    part = budget(path).go_on(PLAN, label="rounds")
+    done = subprocess.run([sys.executable, str(CHARGING), str(path), part.name, "7"], capture_output=True, text=True, check=False)
+    assert done.returncode == -9
+    again = Budget(path).go_on(PLAN, label="rounds")
+    assert again.before == {"groupclip": 7, "user": 0} and again.charge("groupclip") == 8
+    assert Budget(path).committed().epsilon == PLAN.epsilon(delta=1e-5)
+
+
 def test_rounds_of_a_training_that_was_closed_go_on_only_if_they_still_fit(path):
     made = budget(path, epsilon=1.1 * PLAN.epsilon(delta=1e-5))
     part = made.go_on(PLAN, label="rounds")

@@ -192,6 +192,14 @@ def test_an_edited_curve_is_found_out(change: str) -> None:
     assert found.startswith("gdp_mu_estimate" if change == "mu" else "delta_curve")
 
 
+@pytest.mark.parametrize(("key", "value"), [("told", None), ("weights", None), ("software", "none"), ("told", {"search": 5})])
+def test_a_record_that_was_cut_or_edited_is_no_record(key: str, value: Any) -> None:
+    facts = record().to_dict()
+    facts = {**facts, key: value} if value is not None else {name: each for name, each in facts.items() if name != key}
+    with pytest.raises(ValueError, match="the record can't be read"):
+        questions(facts)
+
+
 def test_the_card_has_the_questions_the_curve_and_mu() -> None:
     found = record(told=EVERYTHING)
     card = model_card(found)

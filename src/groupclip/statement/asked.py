@@ -36,11 +36,15 @@ def questions(record: Mapping[str, Any]) -> list[Question]:
 
     Args:
         record: of a run, as :meth:`groupclip.statement.PrivacyRecord.to_dict` has it.
+
+    Raises:
+        ValueError: it is no such record, or was cut.
     """
-    return [
-        Question(source=source, topic=topic, question=question, answer=answer)
-        for source, topic, question, answer in (*_checklist(record), *_nist(record))
-    ]
+    try:
+        asked = [*_checklist(record), *_nist(record)]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"the record can't be read: {type(error).__name__} {error}") from error
+    return [Question(source=source, topic=topic, question=question, answer=answer) for source, topic, question, answer in asked]
 
 
 def _or_unknown(told: str, whose: str = "") -> str:
