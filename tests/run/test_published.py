@@ -57,6 +57,14 @@ def test_a_record_that_claims_other_than_its_facts_give_is_refused(copied):
         read_published(copied)
 
 
+@pytest.mark.parametrize("key", ["schema", "secure_noise"])
+def test_a_record_of_another_version_is_named(copied, key):
+    path = copied / "release" / "privacy.json"
+    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != key}))
+    with pytest.raises(ConfigError, match=rf"privacy\.json: .*{key}.*; a run of this version of groupclip has what is missing"):
+        read_published(copied)
+
+
 def test_files_of_different_runs_are_refused(copied):
     text = (copied / "run.yaml").read_text()
     (copied / "run.yaml").write_text(text.replace("batch_size: 64", "batch_size: 65"))

@@ -44,8 +44,8 @@ def read_published(folder: Path) -> PublishedRun:
     """Read the run in a folder.
 
     Raises:
-        ConfigError: no run, one that isn't finished, or one without privacy; files that contradict each other.
-        ValueError: ``privacy.json`` claims other than its facts give.
+        ConfigError: no run, one that isn't finished, or one without privacy; files that contradict each other, or a record that
+            claims other than its facts give.
         RunFailed: ``metrics.jsonl`` is damaged.
     """
     if not folder.is_dir():
@@ -60,9 +60,13 @@ def read_published(folder: Path) -> PublishedRun:
         raise ConfigError(f"{folder} holds no release: {hint}")
     config = RunConfig(**checked_request(read_yaml(folder / "run.yaml")))
     record, facts = (_json(folder / "release" / name) for name in ("privacy.json", "config.json"))
-    claims = differences(record)
+    path = folder / "release" / "privacy.json"
+    try:
+        claims = differences(record)
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}; a run of this version of groupclip has what is missing") from error
     if claims:
-        raise ConfigError(f"{folder / 'release' / 'privacy.json'} claims other than its facts give: {'; '.join(claims)}")
+        raise ConfigError(f"{path} claims other than its facts give: {'; '.join(claims)}")
     told = {"batch_size": record["expected_batch_size"], "steps": record["steps_planned"]}
     for name, value in told.items():
         if getattr(config, name) != value:
