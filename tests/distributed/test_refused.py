@@ -70,6 +70,11 @@ def test_states(those: Told) -> None:
         assert (found["steps"], found["right"], found["loaded"]) == (0, "", 2)
 
 
+def test_ranks_with_parts_of_a_model(those: Told) -> None:
+    for found in results(those, 3, "case_stages"):
+        assert found.startswith("UnsupportedOperation: the ranks hold other parameters than each other, as stages of a pipeline do")
+
+
 def test_ranks_at_different_places(those: Told) -> None:
     for found in results(those, 3, "case_out_of_step"):
         assert found.startswith("PrivacyViolation: the ranks are at different places of the program")

@@ -109,6 +109,14 @@ def case_out_of_step(rank: Rank) -> Any:
     return refusal(act)
 
 
+def case_stages(rank: Rank) -> Any:
+    """Each rank attaches another part of a model."""
+    torch.manual_seed(0)
+    stage = nn.Linear(5, 5) if rank.rank == 0 else nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 3))
+    optimizer = torch.optim.SGD(stage.parameters(), lr=0.1)
+    return refusal(lambda: gc.attach(stage, optimizer, "all-layer", plan(1.0)))
+
+
 def case_goes_on(rank: Rank) -> Any:
     """After all of these refusals the ranks are in step."""
     _, optimizer, engine, mechanism = private()

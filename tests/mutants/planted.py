@@ -777,6 +777,28 @@ NOISE = (
         ("engine/custody.py", "                    stands = kept.is_as_noted\n", "                    pass\n"),
     ),
     mutant(
+        "a group on several devices",
+        "a trainable parameter is clipped and noised, or the run is refused",
+        "tests/engine/test_devices.py",
+        ("engine/attach.py", "    check_devices(partition_, named)\n", ""),
+    ),
+    mutant(
+        "a pipeline's schedule calls an attached stage",
+        "a trainable parameter is clipped and noised, or the run is refused",
+        "tests/distributed/test_stages.py",
+        ("engine/forward.py", "        check_no_schedule()\n", ""),
+    ),
+    mutant(
+        "a state that is refused counts all the same",
+        "a failed call leaves the ledger as it was",
+        "tests/privacy/test_ledger.py tests/distributed/test_refused.py",
+        (
+            "privacy/ledger.py",
+            "        self._begun_in(state)  # raises where it doesn't fit\n",
+            "        self._steps = steps\n",
+        ),
+    ),
+    mutant(
         "every rank sets the steps aside in the budget for itself",
         "a budget is charged once for a step of all processes",
         "tests/distributed/test_budget.py",

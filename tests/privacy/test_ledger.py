@@ -36,6 +36,14 @@ def test_whose_sampling_it_was(steps, whose):
     assert ledger.steps_by_sampler == {"groupclip": steps.count("groupclip"), "user": steps.count("user")}
 
 
+def test_looking_at_a_state_changes_nothing():
+    ledger, further = Ledger(PLAN), ledger_with("groupclip", "user")
+    ledger.check_state(further.state_dict())
+    assert ledger.steps == 0
+    ledger.load_state_dict(further.state_dict())
+    assert ledger.steps_by_sampler == {"groupclip": 1, "user": 1}
+
+
 def test_steps_past_the_plan_are_refused_before_and_after():
     ledger = ledger_with("groupclip", "groupclip")
     ledger.check()

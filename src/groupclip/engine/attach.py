@@ -14,6 +14,7 @@ from ..clipping.budget import GroupNoise
 from ..clipping.functions import ClipFunction, LossReduction, clip_function
 from ..distributed.agreement import agreed
 from ..distributed.ranks import ranks
+from ..distributed.stages import check_no_stage
 from ..distributed.wrappers import check_wrappers, unwrapped
 from ..errors import PrivacyViolation
 from ..noise.sources import NoiseSource, SecureNoise
@@ -23,7 +24,15 @@ from ..privacy.budget import Budget, reserved
 from ..privacy.mechanism import Mechanism
 from ..privacy.reservation import Reservation
 from ..privacy.thresholds import Thresholds
-from .checks import check_arguments, check_modules, check_optimizer, check_parameters, check_whole, noise_multiplier
+from .checks import (
+    check_arguments,
+    check_modules,
+    check_optimizer,
+    check_parameters,
+    check_whole,
+    noise_multiplier,
+)
+from .devices import check_devices
 from .engine import Engine
 from .factorised import check_factorised
 from .shared import PART, Shared, shared_training
@@ -126,6 +135,7 @@ def _looked_at(
     noise: NoiseSource | None, budget: Budget | Reservation | None, views: int,
 ) -> _LookedAt:  # fmt: skip
     model = unwrapped(wrapper)
+    check_no_stage(wrapper)
     check_wrappers(wrapper)
     partition_ = groups if isinstance(groups, Partition) else partition(model, groups)
     check_covers(partition_, model)
@@ -145,6 +155,7 @@ def _looked_at(
     amounts = GroupNoise(thresholds, allocation, sizes, sigma, source, loss_reduction)
     check_modules(model)
     check_parameters(named)
+    check_devices(partition_, named)
     if optimizer is not None:
         check_optimizer(optimizer, named)
     if budget is not None and not source.secure:

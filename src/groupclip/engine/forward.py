@@ -19,6 +19,7 @@ from ..alone.outputs import NoRows
 from ..alone.run import Alone
 from ..alone.sequences import Sequences
 from ..autograd.pass_state import Tape, in_backward, refuse_reentry
+from ..distributed.stages import check_no_schedule
 from ..errors import GroupClipError, PrivacyViolation, UnsupportedOperation
 from ..nested import has_numbers, tensors_in
 from .checks import check_caller, check_coverage, where_read
@@ -56,6 +57,7 @@ class Forward:
         """Make a call that records gradients."""
         self._show_private()  # also after a step that failed half-way
         check_caller(self._model)
+        check_no_schedule()
         if self.check_call is not None:
             self.check_call()
         check_coverage(self._model, self._cut)

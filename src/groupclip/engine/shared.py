@@ -154,10 +154,21 @@ def shared_training(
             f"budget= is given on rank {given.index(True)} and not on rank 0, which charges the steps of all ranks to it: give it "
             "on rank 0"
         )
+    names = told_by_all(together, lambda: {"named": _named(model)}, PART)
+    if any(other != names[0] for other in names):
+        raise UnsupportedOperation(
+            "the ranks hold other parameters than each other, as stages of a pipeline do: each rank's noise would be for its own "
+            "part, and not for all that a sample moves. Train one model on all ranks, by DistributedDataParallel or fully_shard"
+        )
     whole = agreed(together, lambda: unsharded(model), PART)
     own = unanimous(together, check, facts, PART)
     training = together.from_first(uuid.uuid4().bytes).hex()
     return Shared(together, wrapper, own, training, whole, given[0])
+
+
+def _named(model: nn.Module) -> str:
+    """Return a name for the names and shapes of a model's parameters."""
+    return digest([[name, list(param.shape), param.requires_grad] for name, param in model.named_parameters()])
 
 
 def _weights(model: nn.Module) -> str:

@@ -187,7 +187,8 @@ class Ledger:
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Go on from a saved ledger of the same plan. Raises what :meth:`check_state` raises."""
         self.check_state(state)
-        self._steps = _counts(state["steps"])
+        begun = {*self._begun, *self._begun_in(state)}  # a budget may know of more
+        self._steps, self._begun = _counts(state["steps"]), tuple(sorted(begun))
 
     def check_state(self, state: Mapping[str, object]) -> None:
         """Check that a saved ledger can be gone on from.
@@ -221,8 +222,11 @@ class Ledger:
                 f"{sum(steps.values())}: loading it would forget steps whose results may have been seen. "
                 "Load it into a new engine (a new process) if those later steps were never released"
             )
-        begun = checked_begun(state.get("begun", []), sum(steps.values()), self.mechanism.band_count)
-        self._steps, self._begun = steps, tuple(sorted({*self._begun, *begun}))  # a budget may know of more
+        self._begun_in(state)  # raises where it doesn't fit
+
+    def _begun_in(self, state: Mapping[str, object]) -> tuple[int, ...]:
+        counted = sum(_counts(state["steps"]).values())
+        return checked_begun(state.get("begun", []), counted, self.mechanism.band_count)
 
     def _same_plan(self, saved: object, saved_hash: object) -> None:
         own = self.mechanism.to_dict()

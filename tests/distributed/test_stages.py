@@ -1,0 +1,47 @@
+"""Stages of ``torch.distributed.pipelining`` are refused by name: at attach, in a schedule, and where ranks hold other parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+import groupclip as gc
+from groupclip.errors import UnsupportedOperation
+
+PLAN = gc.Mechanism(dataset_size=40, expected_batch_size=8, steps=4, noise_multiplier=3.0)
+REFUSED = r"PipelineStage of torch.distributed.pipelining. Pipeline stages can't train privately.*fully_shard.*groups='per-device'"
+
+
+@pytest.fixture
+def stage() -> Iterator[Any]:
+    """The only stage of a pipeline, in a process group of one."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))
+    yield PipelineStage(model, 0, 1, torch.device("cpu"))
+    torch.distributed.destroy_process_group()
+
+
+def test_a_stage_is_no_model(stage: Any) -> None:
+    optimizer = torch.optim.SGD(stage.submod.parameters(), lr=0.1)
+    with pytest.raises(UnsupportedOperation, match=REFUSED):
+        gc.attach(stage, optimizer, "all-layer", PLAN)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_schedule_does_not_call_an_attached_model(stage: Any, alone: bool) -> None:
+    model = stage.submod
+    optimizer = None if alone else torch.optim.SGD(model.parameters(), lr=0.1)
+    engine = gc.attach(model, optimizer, "all-layer", None if alone else PLAN, loss_reduction="sum")
+    schedule = ScheduleGPipe(stage, 2, loss_fn=lambda out, target: (out - target).square().sum())
+    with pytest.raises(Exception) as caught:  # torch's own error, which has ours in it
+        schedule.step(torch.randn(4, 4), target=torch.randn(4, 2))
+    told = f"{caught.value} {caught.value.__cause__} {caught.value.__context__}"
+    assert "is called as a stage of torch.distributed.pipelining" in told and "Use fully_shard" in told
+    assert all(p.grad is None for p in model.parameters())
+    engine.backward(model(torch.randn(3, 4)).square().sum(1))  # outside of a schedule it is called as ever
+    engine.detach()
