@@ -330,6 +330,8 @@ def test_epsilon_of_correlated_noise(capsys):
     assert facts["epsilon"] == plan.epsilon(delta=1e-5) and facts["bands"] == 8
     again = told(capsys, f"{command} --rounds 15 --json", json.loads)
     assert again["epsilon"] == plan.spent(delta=1e-5, rounds=15).epsilon and "steps in one go: 2" in again["note"]
+    points = told(capsys, f"{command} --rounds 15 --curve 1 --json", json.loads)["curve"]
+    assert points == [{"epsilon": 1.0, "delta": plan.delta(epsilon=1.0, rounds=15)}]
     words = told(capsys, command)
     assert "dealt into 8 parts" in words and "13 rounds with independent noise" in words
 
@@ -349,6 +351,7 @@ def test_bands_are_found_with_the_noise(capsys, monkeypatch):
         ("--bands auto", "--bands='auto' with --noise-multiplier=1.2"),
         ("--bands 8 --samples-per-user 2", "--samples-per-user=2 can't be accounted with --bands=8"),
         ("--bands 8 --rounds 3", "rounds=3 must be >= 13"),
+        ("--bands 8 --rounds 15 --gdp-mu", "leave one of them out"),
     ],
 )
 def test_wrong_bands(capsys, options, message):

@@ -68,6 +68,8 @@ def test_noise_that_was_begun_anew_costs_rounds_and_says_so():
     more = PLAN.spent(delta=1e-5, rounds=14)
     same = dataclasses.replace(PLAN, bands=1, expected_batch_size=800, steps=14)
     assert more.epsilon == pytest.approx(same.epsilon(delta=1e-5), rel=1e-6) and more.epsilon > PLAN.epsilon(delta=1e-5)
+    assert PLAN.delta_curve([1.0, 2.0], rounds=14) == pytest.approx(same.delta_curve([1.0, 2.0], steps=14), rel=1e-6)
+    assert PLAN.delta(epsilon=1.0, rounds=14) > PLAN.delta(epsilon=1.0)
     assert "steps in one go: 2" in more.note and "anew" not in PLAN.spent(delta=1e-5).note
     with pytest.raises(ValueError, match=r"rounds=11 must be >= 12"):
         PLAN.spent(delta=1e-5, rounds=11)

@@ -98,7 +98,9 @@ def epsilon(
             numbers = [] if samples_per_user is None else parse_whole("--samples-per-user", samples_per_user)
             several = {k: mechanism.spent(delta=delta, accountant=accountant, samples_per_user=k) for k in numbers}
             points = [] if curve is None else parse_numbers("--curve", curve)
-            deltas = dict(zip(points, mechanism.delta_curve(points), strict=True))
+            deltas = dict(zip(points, mechanism.delta_curve(points, rounds=rounds), strict=True))
+            if gdp_mu and rounds is not None:
+                raise ValueError("--gdp-mu is of a whole run, and --rounds of one that was resumed: leave one of them out")
             mu = mechanism.gdp_mu() if gdp_mu else None
         except PrivacyViolation as error:
             raise ValueError(str(error)) from error

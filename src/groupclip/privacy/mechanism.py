@@ -174,23 +174,30 @@ class Mechanism:
         found = accounting.epsilon_bounds(step, rounds, delta, max(rounds, self.rounds()))
         return spent_by(step, steps, delta, found, accountant, rounds - usual)
 
-    def delta(self, *, epsilon: float, steps: int | None = None) -> float:
-        """Return the smallest proven delta at ``epsilon`` >= 0 after ``steps`` steps (all by default)."""
+    def delta(self, *, epsilon: float, steps: int | None = None, rounds: int | None = None) -> float:
+        """Return the smallest proven delta at ``epsilon`` >= 0 after ``steps`` steps (all by default).
+
+        Args:
+            rounds: as of :meth:`spent`.
+        """
         epsilon = number("epsilon", epsilon)
         if epsilon < 0:
             raise ValueError(f"epsilon={epsilon!r} must be >= 0")
-        steps, step = self._taken(steps), self.step
+        usual, steps, step = self.rounds(steps), self._taken(steps), self.step
         if steps == 0:
             return 0.0
-        bounds = accounting.delta_bounds(step, self.rounds(steps), epsilon, self.rounds())
+        rounds = usual if rounds is None else whole("rounds", rounds, least=usual)
+        bounds = accounting.delta_bounds(step, rounds, epsilon, max(rounds, self.rounds()))
         if bounds.value is None:
             raise ValueError(no_figure(step, bounds, "a larger epsilon"))
         # a Gaussian never gives delta = 0: don't let underflow claim it
         return min(max(bounds.value, 1e-300), 1.0)
 
-    def delta_curve(self, epsilons: Sequence[float], *, steps: int | None = None) -> tuple[float, ...]:
+    def delta_curve(
+        self, epsilons: Sequence[float], *, steps: int | None = None, rounds: int | None = None
+    ) -> tuple[float, ...]:
         """Return delta(epsilon) at each of ``epsilons``: the whole guarantee, of which (epsilon, delta) is one point."""
-        return tuple(self.delta(epsilon=epsilon, steps=steps) for epsilon in epsilons)
+        return tuple(self.delta(epsilon=epsilon, steps=steps, rounds=rounds) for epsilon in epsilons)
 
     def gdp_mu(self, *, delta_floor: float = 1e-10, steps: int | None = None) -> float:
         """Return the least mu whose Gaussian trade-off curve (mu-GDP, Dong et al. 2022) covers delta(epsilon) >= delta_floor.
