@@ -6,11 +6,13 @@ evaluating differential privacy guarantees" (2025). From a record as JSON: witho
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from groupclip.privacy.figures import figure, reading
+from groupclip.statement.terms import NEIGHBOURS
 from groupclip.statement.told import Told
 
 CHECKLIST, NIST = "How to DP-fy ML, 5.3", "NIST SP 800-226"
@@ -47,8 +49,19 @@ def questions(record: Mapping[str, Any]) -> list[Question]:
     return [Question(source=source, topic=topic, question=question, answer=answer) for source, topic, question, answer in asked]
 
 
-def _or_unknown(told: str, whose: str = "") -> str:
-    return told or f"{UNKNOWN}{whose}."
+def _or_unknown(told: str, what: str = "") -> str:
+    return told or f"{UNKNOWN}{what and f': {what}'}."
+
+
+def _read(told: str) -> str:
+    """Tell what was read of the data beside the training, and that the figure doesn't hold it."""
+    if not told:
+        return f"{UNKNOWN}."
+    sentence = told if told.endswith(".") else f"{told}."
+    return sentence if _NO.match(told) else f"{sentence} The figure doesn't cover that."
+
+
+_NO = re.compile(r"(no|none|nothing|nobody|never)\b", re.IGNORECASE)
 
 
 def _claim(record: Mapping[str, Any]) -> str:
@@ -67,7 +80,7 @@ def _checklist(record: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]
     vouched = " Whoever trained vouches for it." if record["sampling_vouched_by_user"] else ""
     yield (
         CHECKLIST, "trust setting", "Is the guarantee central or local, and who has to be trusted?",
-        f"Central: whoever trained saw the data, and is trusted with them. {_or_unknown(told.trust, ' who that is')}",
+        f"Central: whoever trained saw the data, and is trusted with them. {_or_unknown(told.trust, 'who that is')}",
     )  # fmt: skip
     for topic, question, answer in (
         ("vocabulary", "Was a vocabulary made from these data before training?", told.vocabulary),
@@ -75,8 +88,7 @@ def _checklist(record: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]
         ("filtering", "Were records chosen or left out by what is in them?", told.filtering),
         ("early stopping", "Was the number of steps, or the checkpoint, chosen by a score on these data?", told.early_stopping),
     ):
-        covered = " What was read so isn't in the figure." if answer else ""
-        yield CHECKLIST, topic, question, _or_unknown(answer + "." * (answer[-1:] not in ("", "."))) + covered
+        yield CHECKLIST, topic, question, _read(answer)
     looks = ", ".join(record["unsafe_statistics"])
     yield (
         CHECKLIST, "looks without noise", "Was anything else read of the data without noise during training?",
@@ -85,10 +97,11 @@ def _checklist(record: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]
     yield CHECKLIST, "search", "Does the figure cover the search for settings?", _search(told, record)
     yield (
         CHECKLIST, "what is released", "Which outputs does the guarantee cover?",
-        f"{record['released'][0].upper()}{record['released'][1:]}. The published weights are {record['weights']}.",
+        f"{_begun(record['released'])}. The published weights are {record['weights']}.",
     )  # fmt: skip
-    yield CHECKLIST, "unit of privacy", "Who or what is protected?", f"{record['unit_of_privacy']}."
-    yield CHECKLIST, "adjacency", "Which data sets are neighbours?", f"{record['adjacency']}."
+    yield CHECKLIST, "unit of privacy", "Who or what is protected?", f"{_begun(record['unit_of_privacy'])}."
+    neighbours = NEIGHBOURS[record["adjacency"]].format(unit=_unit(record))
+    yield CHECKLIST, "adjacency", "Which data sets are neighbours?", f"Those that differ by {neighbours} ({record['adjacency']})."
     yield (
         CHECKLIST, "accounting", "Which accountant computed the figure?",
         "None." if record["accountant"] is None else f"{record['accountant']}, of {record['accounting_library']}: an upper bound.",
@@ -104,6 +117,10 @@ def _checklist(record: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]
         f"{software}; plan (SHA-256) {record['plan_hash']}. groupclip is open source. `groupclip epsilon --record` computes the "
         f"figure again. Commit of the program: {_or_unknown(told.commit)}",
     )  # fmt: skip
+
+
+def _begun(words: str) -> str:
+    return words[:1].upper() + words[1:]
 
 
 def _search(told: Told, record: Mapping[str, Any]) -> str:
@@ -135,7 +152,7 @@ def _nist(record: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
     yield (
         NIST, "bias against small groups", "Does the noise harm some people more?",
         f"Clipping and noise weigh more where there are few {unit}s: the model may be less accurate for small groups. "
-        f"{_or_unknown(told.small_groups, ' how much')}",
+        f"{_or_unknown(told.small_groups, 'how much')}",
     )  # fmt: skip
     yield (
         NIST, "side channels", "What does the implementation leak beside its output?",
@@ -145,7 +162,7 @@ def _nist(record: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
     yield NIST, "randomness", "Where does the noise come from?", _randomness(record)
     yield (
         NIST, "composition", "What else is released from the same data?",
-        f"The figure is of one training. {_or_unknown(told.others)}",
+        f"The figure is of one training. {_or_unknown(told.others, 'what else there is')}",
     )  # fmt: skip
     yield NIST, "access and collection", "How are the data themselves guarded?", _or_unknown(told.access)
 

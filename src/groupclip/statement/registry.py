@@ -7,16 +7,11 @@ from datetime import date
 from typing import Any
 
 from groupclip.privacy.figures import figure
-from groupclip.statement.terms import CLIPPED
+from groupclip.statement.terms import CLIPPED, NEIGHBOURS
 from groupclip.statement.told import Told
 from groupclip.statement.verified import differences, plan_of
 
 TO_FILL_IN = "TO FILL IN: "
-_NEIGHBOURS = {
-    "add-or-remove-one": "the presence of one {unit}",
-    "zero-out": "one {unit}, which is replaced by one that adds nothing",
-    "replace-one": "one {unit}, which is replaced by any other",
-}
 
 
 def registry_entry(record: Mapping[str, Any], *, slug: str, published: date) -> dict[str, Any]:
@@ -67,7 +62,7 @@ def registry_entry(record: Mapping[str, Any], *, slug: str, published: date) -> 
                 "privacy_unit": f"{plan.unit}-level",
                 "privacy_unit_details": (
                     f"{record['unit_of_privacy']}. Adjacent data sets differ by "
-                    f"{_NEIGHBOURS[plan.adjacency].format(unit=plan.unit)}."
+                    f"{NEIGHBOURS[plan.adjacency].format(unit=plan.unit)}."
                 ),
                 "privacy_parameters": {"epsilon": record["epsilon"], "delta": record["delta"]},
                 "privacy_parameters_details": (

@@ -19,6 +19,11 @@ MECHANISMS = {
     CYCLIC: "Gaussian with correlated noise on cyclic Poisson samples (DP-SGD with group-wise clipping and banded factorisation)",
 }
 CLIPPED = {"sample": "gradient", "user": "gradient", "client": "update"}  # what of one of them is clipped
+NEIGHBOURS = {  # what they differ by
+    "add-or-remove-one": "the presence of one {unit}",
+    "zero-out": "one {unit}, which is replaced by one that adds nothing",
+    "replace-one": "one {unit}, which is replaced by any other",
+}
 LAST = "those after the last step"  # which weights are released, unless a run says otherwise
 SAMPLINGS = {
     "poisson": "Poisson",
