@@ -150,7 +150,7 @@ class HasScripted(nn.Module):
         return self.inner(self.first(x))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # torch 2.14 says so by the second
 @pytest.mark.parametrize("compile", [torch.jit.script, lambda module: torch.jit.trace(module, x64(B, 3))])
 def test_scripted_models(compile: Callable[[nn.Module], Any]) -> None:
     eager, x = small(), x64(B, 3)

@@ -45,7 +45,8 @@ def keys(h: Tensor) -> Tensor:
 
 def scripted(function: Any) -> Any:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
+        for category in (DeprecationWarning, FutureWarning):  # torch 2.14 says so by the second
+            warnings.simplefilter("ignore", category)
         return torch.jit.script(function)
 
 
