@@ -11,6 +11,7 @@ import argparse
 from pathlib import Path
 
 from groupclip.paper.pages import environments
+from groupclip.paper.records import imbalance
 from groupclip.paper.records.build import NAME
 from groupclip.paper.records.page import page
 from groupclip.paper.results import gather, gathered
@@ -22,7 +23,11 @@ def written(docs: Path) -> str:
     """The page, from the results that are kept in ``docs``."""
     results = gathered(docs / f"{NAME}.json")
     text = (docs / "reproduction" / f"{NAME}.in.md").read_text(encoding="utf-8")
-    for name, value in {"TABLE": page(results), "HARDWARE": environments(results)}.items():
+    made = {
+        "TABLE": page(results), "HARDWARE": environments(results), 
+        "IMBALANCE": imbalance.rows_of(gathered(docs / f"{imbalance.NAME}.json")),
+    }  # fmt: skip
+    for name, value in made.items():
         text = text.replace(f"@{name}@", value)
     return text
 
