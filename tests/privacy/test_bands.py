@@ -148,7 +148,10 @@ def test_calibrate_resolves_auto():
 def test_the_page_has_the_tables_of_its_results():
     module = benchmark("correlated")
     page, facts = module.PAGE.read_text(encoding="utf-8"), json.loads(module.FACTS.read_text(encoding="utf-8"))
-    assert {"gains", "costs"} <= set(facts) and page == module.with_tables(page, facts)
+    assert set(facts) == {"gains", "costs", "trained"} and page == module.with_tables(page, facts)
+    for row in facts["trained"]:
+        assert len(row["DP-SGD"]["runs"]) == len(row["correlated"]["runs"]) == 10
+        assert row["better"] == (row["gain"] > 2 * row["standard_error"])
 
 
 def test_a_gain_of_the_page_is_what_the_library_computes():
