@@ -8,10 +8,11 @@ With a folder of results (of ``groupclip reproduce records --out FOLDER``) the J
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 from groupclip.paper.pages import environments
-from groupclip.paper.records import imbalance
+from groupclip.paper.records import imbalance, pixels
 from groupclip.paper.records.build import NAME
 from groupclip.paper.records.page import page
 from groupclip.paper.results import gather, gathered
@@ -23,8 +24,9 @@ def written(docs: Path) -> str:
     """The page, from the results that are kept in ``docs``."""
     results = gathered(docs / f"{NAME}.json")
     text = (docs / "reproduction" / f"{NAME}.in.md").read_text(encoding="utf-8")
+    coarser = json.loads((docs / pixels.FILE).read_text(encoding="utf-8"))
     made = {
-        "TABLE": page(results), "HARDWARE": environments(results), 
+        "TABLE": page(results), "HARDWARE": environments(results), "PIXELS": pixels.rows_of(coarser),
         "IMBALANCE": imbalance.rows_of(gathered(docs / f"{imbalance.NAME}.json")),
     }  # fmt: skip
     for name, value in made.items():
