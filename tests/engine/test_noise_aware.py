@@ -102,6 +102,37 @@ def test_the_second_moment_has_no_bias():
         assert z(optimizer.second_moment(param) + variance - others) > 50  # with the other group's noise
 
 
+def test_steps_are_those_of_the_formula():
+    """Each step from the private gradients as they were released; Adam, which corrects nothing, is elsewhere."""
+    model, optimizer, engine = attached(0.05, betas=(0.8, 0.95), eps=1e-3, weight_decay=0.1)
+    variances = {name: (std / 16) ** 2 for name, std in engine.noise_stds.items()}
+    weights = {name: param.detach().clone().as_subclass(Tensor) for name, param in model.named_parameters()}
+    plain = {name: weight.clone() for name, weight in weights.items()}
+    first, squares, noise = ({name: torch.zeros_like(w) for name, w in weights.items()} for _ in range(3))
+    corrected = 0
+    for t in range(1, 9):
+        engine.backward(F.cross_entropy(model(X), Y, reduction="none"))
+        optimizer.step()
+        for name, param in model.named_parameters():
+            grad, variance = param.grad.as_subclass(Tensor), variances[engine.partition.group_of(name)]
+            first[name] = 0.8 * first[name] + 0.2 * grad
+            squares[name] = 0.95 * squares[name] + 0.05 * grad**2
+            noise[name] = 0.95 * noise[name] + 0.05 * variance
+            left = 1 - 0.95**t
+            least = variance * math.sqrt(2 * 0.05 / 1.95 * (1 + 0.95**t) / left)
+            square = (squares[name] - noise[name]) / left
+            corrected += int((square > least).sum())
+            for of, divisor in ((weights, square.clamp(min=least)), (plain, squares[name] / left)):
+                of[name] *= 1 - 0.05 * 0.1
+                of[name] -= 0.05 * first[name] / (1 - 0.8**t) / (divisor.sqrt() + 1e-3)
+            assert torch.allclose(param.detach(), weights[name], rtol=0, atol=1e-10)
+            assert not torch.allclose(param.detach(), plain[name], rtol=0, atol=1e-4)
+        optimizer.zero_grad()
+    engine.detach()
+    coordinates = 8 * sum(weight.numel() for weight in weights.values())
+    assert 0.2 * coordinates < corrected < 0.95 * coordinates  # some are corrected, and some held by the bound
+
+
 def test_what_is_divided_by_is_bounded_by_what_chance_leaves():
     torch.manual_seed(0)
     squares, kept, beta = torch.randn(20_000, 30).double() ** 2, torch.zeros(20_000).double(), 0.9
