@@ -79,7 +79,8 @@ def least(models: dict[str, Facts], weights: dict[str, Facts]) -> str:
         best, flat = GOALS[name]
         goals = f"{best:.2f} / {flat:.2f}"
         rows.append([facts["name"], *shares, " / ".join(f"{floor:.2f}" for floor in floors.values()), goals])
-    head = ["model", "plain product", "layer-wise", "all-layer", "noise", "least step (layer-wise / all-layer)", "goal (best / all-layer)"]
+    ways = ["plain product", "layer-wise", "all-layer", "noise"]
+    head = ["model", *ways, "least step (layer-wise / all-layer)", "goal (best / all-layer)"]
     return table(head, rows)
 
 
@@ -117,7 +118,8 @@ def page(facts: Facts) -> str:
     text = WORDS.read_text(encoding="utf-8")
     values = {
         "ENVIRONMENT": environment(facts["environment"]), "SUMMARY": summary(facts["models"]), "MET": met(facts["models"]),
-        "LIMITS": limits(facts["models"]), "LEAST": least(facts["models"], facts["weights"]), "MODELS": "\n\n".join(model(each) for each in facts["models"].values()),
+        "LIMITS": limits(facts["models"]), "LEAST": least(facts["models"], facts["weights"]),
+        "MODELS": "\n\n".join(model(each) for each in facts["models"].values()),
         "GROWTH": growth(facts["growth"]),
     }  # fmt: skip
     for name, value in values.items():

@@ -1,8 +1,8 @@
 """What the weights' gradients alone take, in the forms that styles of groups give them: the work that no engine can leave out.
 
 One backward pass of the attached model shows every use of a weight with its operands. Then each is timed by itself, in turns: the
-one product that plain training makes of it; the norms and the weighted sum where its group holds that weight alone (layer-wise); and
-where its group's factors wait for other layers (all-layer).
+one product that plain training makes of it; the norms and the weighted sum where its group holds that weight alone (layer-wise);
+and where its group's factors wait for other layers (all-layer).
 """
 
 from __future__ import annotations
