@@ -11,6 +11,8 @@ import copy
 import dataclasses
 import errno
 import math
+import os
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -22,6 +24,8 @@ from torch import Tensor, nn
 import groupclip as gc
 import law
 import oracle
+from forking import in_fork
+from groupclip.clipping.functions import Abadi
 from groupclip.errors import BudgetExceeded, CoverageError, PrivacyViolation
 from groupclip.federated import PrivateAverage
 from groupclip.federated.updates import clipped_update
@@ -182,6 +186,80 @@ def test_each_client_adds_once_and_only_if_it_was_chosen() -> None:
         average.add(chosen[0], update(net, 0))
 
 
+class Waiting(Abadi):
+    """Clips as it does, when all who clip have begun and may go on."""
+
+    def __init__(self, threads: int) -> None:
+        self.begun, self.go_on = threading.Barrier(threads + 1), threading.Event()
+
+    def factors(self, norms: Tensor, threshold: float) -> Tensor:
+        if not self.go_on.is_set():
+            self.begun.wait(60)
+            assert self.go_on.wait(60)
+        return super().factors(norms, threshold)
+
+
+def adding(average: PrivateAverage, sent: dict[str, Tensor], refused: list[str]) -> threading.Thread:
+    def add() -> None:
+        try:
+            average.add("client 0", sent)
+        except PrivacyViolation as error:
+            refused.append(str(error))
+
+    thread = threading.Thread(target=add)
+    thread.start()
+    return thread
+
+
+def test_a_client_that_answers_in_several_threads_at_once_adds_once() -> None:
+    net, clip, refused = model(), Waiting(4), []
+    average = PrivateAverage(net, "all-layer", SILENT, clip=clip)
+    average.choose(CLIENTS)
+    threads = [adding(average, update(net, 0), refused) for _ in range(4)]
+    clip.begun.wait(60)  # all four are past the first look at who has answered
+    clip.go_on.set()
+    for thread in threads:
+        thread.join()
+    assert len(refused) == 3 and all("has answered already" in text for text in refused)
+    assert math.sqrt(sum(float(value.square().sum()) for value in average._sums.values())) <= 1 + 1e-12
+
+
+def test_an_answer_that_is_clipped_while_its_round_ends_is_refused() -> None:
+    net, clip, refused = model(), Waiting(1), []
+    average = PrivateAverage(net, "all-layer", SILENT, clip=clip)
+    average.choose(CLIENTS)
+    thread = adding(average, update(net, 0), refused)
+    clip.begun.wait(60)
+    assert not any(value.any() for value in average.release().values())
+    average.choose(CLIENTS)
+    clip.go_on.set()
+    thread.join()
+    assert len(refused) == 1 and not any(value.any() for value in average._sums.values())
+    average.add("client 0", update(net, 0))  # in the round that it was chosen for
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.parametrize("act", ["choose", "add", "release"])
+def test_a_copy_by_fork_is_refused(act: str) -> None:
+    net = model()
+    average = PrivateAverage(net, "all-layer", ALL)
+    if act != "choose":
+        average.choose(CLIENTS)
+    do = {
+        "choose": lambda: average.choose(CLIENTS),
+        "add": lambda: average.add("client 0", update(net, 0)),
+        "release": average.release,
+    }
+
+    def told() -> str:
+        with pytest.raises(PrivacyViolation, match="was made in another process"):
+            do[act]()
+        return "refused"
+
+    assert in_fork(told) == "refused"
+    do[act]()
+
+
 def test_choice_is_not_repeated_and_no_round_is_past_the_plan() -> None:
     average = PrivateAverage(model(), "all-layer", dataclasses.replace(PLAN, steps=2))
     with pytest.raises(PrivacyViolation, match="no round is under way"):
@@ -204,6 +282,7 @@ def test_choice_is_not_repeated_and_no_round_is_past_the_plan() -> None:
         (lambda u: u.update({"0.bias": torch.zeros(5, dtype=torch.int64)}), TypeError, "no dense float tensor at '0.bias'"),
         (lambda u: u.update({"0.bias": np.zeros(5)}), TypeError, "no dense float tensor"),
         (lambda u: u.update({"0.bias": torch.zeros(5).to_sparse()}), TypeError, "no dense float tensor"),
+        (lambda u: u.update({"0.bias": torch.zeros(5, device="meta")}), TypeError, "without values"),
     ],
 )
 def test_an_update_of_another_model_is_refused_and_adds_nothing(change, error, message) -> None:

@@ -444,6 +444,22 @@ ALONE = (
         ("federated/average.py", "        self._open.discard(client)\n", ""),
     ),
     mutant(
+        "a client that answers several times at once",
+        "one client moves a group by at most R_m",
+        "tests/federated/test_average.py",
+        (
+            "federated/average.py",
+            "            self._check_client(client, begun)  # again: it may have answered, or the round ended, since\n",
+            "",
+        ),
+    ),
+    mutant(
+        "an update of one round that lands in the next",
+        "one client moves a group by at most R_m",
+        "tests/federated/test_average.py",
+        ("federated/average.py", "self._open is None or self._round != begun or client", "self._open is None or client"),
+    ),
+    mutant(
         "clients taken in turn",
         "chance alone chooses who takes part",
         "tests/federated/test_average.py",

@@ -6,7 +6,10 @@ clients weighing alike and a fixed denominator (its estimator f_f).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import os
+import threading
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NoReturn, TypeVar
 
 import torch
@@ -50,7 +53,8 @@ class PrivateAverage:
     Guarantee:
         each round releases ``(sum_k clip(update_k) + s_m N(0, I)) / expected_batch_size`` for every group m, where each client
         is chosen independently with the plan's probability, and no more. The noise is :class:`groupclip.HardenedNoise`, drawn
-        once a round, and all groups' together amounts to the plan's noise multiplier. A client that doesn't answer adds zero. It
+        once a round, and all groups' together amounts to the plan's noise multiplier. A client that doesn't answer adds zero,
+        and one whose update is still being clipped as the round ends has not answered. Threads may add updates at once. It
         is against those who see what is released. Whoever runs the server sees the updates, and who was chosen.
 
     Raises:
@@ -84,6 +88,8 @@ class PrivateAverage:
         reservation = reserved(budget, mechanism)
         if reservation is not None:
             self.ledger.draw_on(reservation)
+        self._process, self._turn = os.getpid(), threading.Lock()
+        self._round = 0
         self._open: set[Hashable] | None = None  # those chosen in this round who haven't answered
         self._sums: dict[str, Tensor] = {}
 
@@ -104,6 +110,10 @@ class PrivateAverage:
             PrivacyViolation: a round is under way: whom to leave out would no longer be chance's choice.
             ValueError: more clients than planned, or one twice.
         """
+        with self._alone():
+            return self._choose(clients)
+
+    def _choose(self, clients: Sequence[Client]) -> list[Client]:
         self.ledger.check()
         if self._open is not None:
             raise PrivacyViolation(
@@ -121,6 +131,7 @@ class PrivateAverage:
             )
         drawn = draw(len(clients), plan.sample_rate, key=self._key, step=self.ledger.steps) if clients else ()
         chosen = [clients[index] for index in drawn]
+        self._round += 1
         self._open = set(chosen)
         self._sums = {name: torch.zeros(shape, dtype=torch.float64) for name, (shape, _) in self._shapes.items()}
         return chosen
@@ -132,17 +143,22 @@ class PrivateAverage:
             update: name of each trainable parameter -> new weights less those that the client was sent, of the same shape.
 
         Raises:
-            PrivacyViolation: the client wasn't chosen in this round, or has answered already.
+            PrivacyViolation: the client wasn't chosen in this round, or has answered already; the round ended meanwhile.
             ValueError, TypeError: other names, shapes or types than the model's. Nothing was added, and it may answer again.
         """
-        if self._open is None or client not in self._open:
-            raise PrivacyViolation(
-                f"client {client!r} wasn't chosen in this round, or has answered already: the noise covers one update of each "
-                "client that choose() returned"
-            )
+        with self._alone():
+            begun = self._round
+            self._check_client(client, begun)
         self._check_update(client, update)
+        clipped = clipped_update(update, self.partition, self.clip, self.thresholds)  # the long part, for all threads at once
+        with self._alone():
+            self._check_client(client, begun)  # again: it may have answered, or the round ended, since
+            self._take(client, clipped)
+
+    def _take(self, client: Hashable, clipped: Mapping[str, Tensor]) -> None:
+        assert self._open is not None
         self._open.discard(client)
-        for name, part in clipped_update(update, self.partition, self.clip, self.thresholds).items():
+        for name, part in clipped.items():
             self._sums[name] += part
 
     def release(self) -> dict[str, Tensor]:
@@ -154,6 +170,10 @@ class PrivateAverage:
             PrivacyViolation: no round is under way.
             BudgetExceeded, OSError: it can't be charged. Nothing was released; call it again when that is put right.
         """
+        with self._alone():
+            return self._release()
+
+    def _release(self) -> dict[str, Tensor]:
         if self._open is None:
             raise PrivacyViolation("no round is under way: call choose() first, which decides by chance who takes part")
         self.ledger.record("groupclip")  # before there is any noise: whatever fails from here on is counted
@@ -178,6 +198,24 @@ class PrivateAverage:
         """Tell the guarantee in words."""
         return self.record(delta=delta).text()
 
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Let one thread at a time look at the round and change it."""
+        if os.getpid() != self._process:  # before the lock, which a thread of the parent may hold in the copy for ever
+            raise PrivacyViolation(
+                "this PrivateAverage was made in another process, which was forked since: both have the sums and the choice of "
+                "one round, and each would count its own releases alone. Use it where it was made, or make it after the fork"
+            )
+        with self._turn:
+            yield
+
+    def _check_client(self, client: Hashable, begun: int) -> None:
+        if self._open is None or self._round != begun or client not in self._open:
+            raise PrivacyViolation(
+                f"client {client!r} wasn't chosen in this round, or has answered already: the noise covers one update of each "
+                "client that choose() returned"
+            )
+
     def _check_update(self, client: Hashable, update: Mapping[str, Tensor]) -> None:
         if set(update) != set(self._shapes):
             missing, extra = sorted(set(self._shapes) - set(update)), sorted(set(update) - set(self._shapes))
@@ -187,6 +225,8 @@ class PrivateAverage:
         for name, value in update.items():
             if not isinstance(value, Tensor) or not value.is_floating_point() or value.layout != torch.strided:
                 raise TypeError(f"the update of client {client!r} has no dense float tensor at {name!r}")
+            if value.is_meta:
+                raise TypeError(f"the update of client {client!r} has a tensor without values (on the meta device) at {name!r}")
             if value.shape != self._shapes[name][0]:
                 raise ValueError(
                     f"the update of client {client!r} has the shape {tuple(value.shape)} at {name!r}, the model has "

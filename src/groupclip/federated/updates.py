@@ -30,7 +30,7 @@ def clipped_update(
     """
     found = {}
     for group in groups.names:
-        parts = [update[name].detach().to("cpu", torch.float64) for name in groups[group]]
+        parts = [update[name].detach().to("cpu", torch.float64, copy=True) for name in groups[group]]
         factor = _factor(parts, clip, thresholds[group])
         # not a product with zero: infinity times zero is no number
         found.update(
