@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,37 +89,60 @@ class LockedLines:
     def __init__(self, path: Path, *, mode: int) -> None:
         self.path = path
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, mode)
-        self._read = 0  # bytes of whole lines
-        self._threads = threading.RLock()
+        self._begin()
         sync_folder(path.parent)
 
+    def _begin(self) -> None:
+        self._read = self._given = 0  # whole lines: bytes and number
+        self._threads = threading.RLock()
+        self._process = os.getpid()
+
     @contextlib.contextmanager
-    def locked(self) -> Iterator[list[bytes]]:
+    def locked(self) -> Iterator[tuple[int, list[bytes]]]:
         """Hold the file alone, and give the lines that are new since the last time. What was cut off of a line is removed.
+
+        In a process that was forked since, all lines are new: another thread may have been reading when it was.
+
+        Yields:
+            The number of the first new line, from 0, and the lines.
 
         Raises:
             PrivacyViolation: the file was deleted, replaced or made shorter.
         """
         import fcntl  # here: the package is imported on systems that have none
 
+        with _opening:
+            if os.getpid() != self._process:  # the lock is of what was opened, which parent and child have in common
+                self._open_again()
         with self._threads:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)  # the system lets go of it if the process dies
             try:
                 size = os.fstat(self._descriptor).st_size
                 if not is_file_of(self.path, self._descriptor) or size < self._read:
-                    raise PrivacyViolation(
-                        f"{self.path} isn't the file any more that was opened: it was deleted, replaced or made shorter. "
-                        "Put it back and open it again; what was added meanwhile must not be lost"
-                    )
+                    raise self._gone()
                 data = os.pread(self._descriptor, size - self._read, self._read)
                 *lines, cut = data.split(b"\n")
                 if cut:
                     os.ftruncate(self._descriptor, size - len(cut))
                     os.fsync(self._descriptor)
+                first, self._given = self._given, self._given + len(lines)
                 self._read = size - len(cut)
-                yield lines
+                yield first, lines
             finally:
                 fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+    def _open_again(self) -> None:
+        if not is_file_of(self.path, self._descriptor):
+            raise self._gone()
+        inherited, self._descriptor = self._descriptor, os.open(self.path, os.O_RDWR | os.O_APPEND)
+        os.close(inherited)
+        self._begin()
+
+    def _gone(self) -> PrivacyViolation:
+        return PrivacyViolation(
+            f"{self.path} isn't the file any more that was opened: it was deleted, replaced or made shorter. "
+            "Put it back and open it again; what was added meanwhile must not be lost"
+        )
 
     def append(self, line: str) -> None:
         """Add one line, inside :meth:`locked`. Raises OSError; then others see nothing of the line."""
@@ -126,7 +150,21 @@ class LockedLines:
         _write_all(self._descriptor, data)
         os.fsync(self._descriptor)
         self._read += len(data)
+        self._given += 1
 
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError, OSError):
             os.close(self._descriptor)
+
+
+_opening = threading.Lock()
+
+
+def _free() -> None:
+    """Let a child begin with a lock that no thread of its parent holds."""
+    global _opening
+    _opening = threading.Lock()
+
+
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_free)

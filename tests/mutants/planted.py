@@ -356,6 +356,12 @@ ALONE = (
         ("durable.py", "            fcntl.flock(self._descriptor, fcntl.LOCK_EX)", "            pass"),
     ),
     mutant(
+        "a budget's lock that forked children have in common",
+        "what is spent is counted",
+        "tests/privacy/test_budget.py",
+        ("durable.py", "if os.getpid() != self._process:", "if False:"),
+    ),
+    mutant(
         "an engine that doesn't charge its budget",
         "what is spent is counted",
         "tests/engine/test_budget.py",

@@ -1,5 +1,6 @@
 """A budget is one figure over everything that was entered, is never overdrawn, and loses nothing."""
 
+import contextlib
 import dataclasses
 import errno
 import json
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import groupclip as gc
+from forking import begin_fork, end_fork, in_fork
 from groupclip.errors import BudgetExceeded, PrivacyViolation
 from groupclip.privacy.budget import Budget
 
@@ -152,6 +154,97 @@ def test_two_processes_charge_in_turn_and_together_never_too_much(path):
     assert [process.returncode for process in both] == [0, 0]
     assert sorted(each[0] + each[1]) == list(range(1, 401))
     assert Budget(path).taken(reservation.name) == 400
+
+
+def started_together(children):
+    """Begin these in forked children that go on when all are there, and return what each returned."""
+    reads, writes = os.pipe()
+
+    def waiting(act):
+        def wait_and_act():
+            os.close(writes)
+            os.read(reads, 1)  # until the parent closes it
+            return act()
+
+        return wait_and_act
+
+    begun = [begin_fork(waiting(act)) for act in children]
+    os.close(reads)
+    os.close(writes)
+    return [end_fork(child) for child in begun]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_children_that_were_forked_charge_in_turn_and_together_never_too_much(path):
+    made = budget(path)
+    reservation = made.reserve(dataclasses.replace(PLAN, steps=200))
+
+    def charged():
+        steps = []
+        with contextlib.suppress(BudgetExceeded):
+            while True:
+                steps.append(reservation.charge("groupclip"))
+        return json.dumps(steps)
+
+    each = [json.loads(told) for told in started_together([charged] * 2)]
+    assert sorted(each[0] + each[1]) == list(range(1, 201))
+    assert made.taken(reservation.name) == 200 == Budget(path).taken(reservation.name)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_of_forked_children_one_has_the_last_of_a_budget(path):
+    made = budget(path, 1.05 * COUNT.epsilon(delta=1e-5))
+
+    def added():
+        try:
+            return made.add(COUNT)
+        except BudgetExceeded:
+            return "refused"
+
+    told = started_together([added] * 4)
+    assert told.count("refused") == 3 and [entry.name for entry in made.entries] == [name for name in told if name != "refused"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_the_lock_of_a_forked_child_is_its_own(path):
+    import fcntl
+
+    made = budget(path)
+    made.add(COUNT)
+    held, go_on = os.pipe(), os.pipe()
+
+    def hold():
+        os.close(go_on[1])
+        with made._locked():
+            os.write(held[1], b"held")
+            os.read(go_on[0], 1)
+            return str(len(made._entries))
+
+    child = begin_fork(hold)
+    os.close(held[1])
+    assert os.read(held[0], 4) == b"held"
+    with pytest.raises(BlockingIOError):
+        fcntl.flock(made._lines._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(go_on[1])
+    assert end_fork(child) == "1"
+    with made._locked():  # it can be had now
+        pass
+    os.close(held[0]), os.close(go_on[0])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_child_refuses_a_file_that_was_replaced(path):
+    made = budget(path)
+    moved = path.with_name("elsewhere")
+    path.rename(moved)
+    path.write_bytes(moved.read_bytes())
+
+    def add():
+        with pytest.raises(PrivacyViolation, match="deleted, replaced"):
+            made.add(COUNT)
+        return "refused"
+
+    assert in_fork(add) == "refused"
 
 
 class FullDisk:

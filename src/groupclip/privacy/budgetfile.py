@@ -29,6 +29,7 @@ class BudgetFile:
         self._lines = LockedLines(path, mode=SECRET)
         self._head: dict[str, Any] | None = None
         self._unread: list[bytes] = []
+        self._taken = 0  # number of lines
         self._entries: dict[str, Entry] = {}
 
     @property
@@ -38,7 +39,9 @@ class BudgetFile:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        with self._lines.locked() as news:
+        with self._lines.locked() as (first, news):
+            if not first:
+                self._unread, self._taken, self._entries = [], 0, {}
             self._unread += news
             while self._unread:  # a damaged line stays, and is met again
                 self._take(self._unread[0])
@@ -57,7 +60,7 @@ class BudgetFile:
         """Take in a line of the file."""
         try:
             told = json.loads(line)
-            if self._head is None:
+            if not self._taken:
                 if told["groupclip_budget"] != _VERSION:
                     raise ValueError("another version")
                 self._head = {name: told[name] for name in ("epsilon", "delta", "adjacency", "unit")}
@@ -65,6 +68,7 @@ class BudgetFile:
                     raise ValueError("not finite")
             else:
                 entries.take(self._entries, told)
+            self._taken += 1
         except (ValueError, KeyError, TypeError) as error:
             raise PrivacyViolation(
                 f"{self.path} is damaged at the line {line[:80].decode(errors='replace')!r}: what was spent can't be told. Restore "
