@@ -288,6 +288,46 @@ def test_a_parameter_that_is_frozen_for_a_while_keeps_the_noise_of_its_place() -
     engine.detach()
 
 
+def share_in_single(sums: Tensor) -> float:
+    """Of float64 noise, some 1e-5 of the numbers lie so near one of float32."""
+    return float((abs(sums - sums.float().double()) <= 1e-13 * abs(sums)).double().mean())
+
+
+@pytest.mark.parametrize(
+    ("change", "begun", "kept"),
+    [(nn.Module.double, [0, 3], torch.float64), (nn.Module.bfloat16, [0], torch.float32)],
+    ids=["wider", "half, whose noise is kept in single"],
+)
+def test_a_wider_type_of_parameters_begins_the_noise_anew_and_that_is_charged(
+    change: Any, begun: list[int], kept: torch.dtype
+) -> None:
+    """Noise that stayed in float32 would leave the low bits of sums in float64 bare."""
+    engine, optimizer = attached(Wide(), plan())
+    sums: list[Tensor] = []
+    for batch in gc.logical_batches(DATA, plan(), 240):
+        if batch.step == 3:
+            change(engine.model)
+        kind = next(engine.model.parameters()).dtype
+        for x, y in batch:
+            engine.backward(F.cross_entropy(engine.model(x.to(kind)), y, reduction="none") * 0.0)
+        optimizer.step()
+        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+            sums.append(torch.cat([p.grad.detach().double().flatten() * BATCH for p in engine.model.parameters()]))
+        optimizer.zero_grad()
+        if batch.step == 5:
+            break
+    assert engine.state_dict()["ledger"]["begun"] == begun
+    assert (engine.ledger.steps, engine.ledger.rounds) == (6, 2)
+    assert {each.dtype for each in engine._step._factorised._noise._before[0]} == {kept}
+    if kept == torch.float64:
+        for after in sums[3:]:
+            assert share_in_single(after) < 1e-3
+            for before in sums[:3]:
+                assert abs(float(torch.corrcoef(torch.stack([after, before]))[0, 1])) < 6 / np.sqrt(2 * N)
+    assert share_in_single(sums[0].float().double() / BATCH * BATCH) > 0.999  # the twin: what float32's noise comes out as
+    engine.detach()
+
+
 def test_after_noise_that_failed_half_way_the_next_step_begins_anew() -> None:
     class Failing(SecureNoise):
         secure = True

@@ -1257,9 +1257,15 @@ CORRELATED = (
         "tests/engine/test_factorised.py",
         (
             "engine/factorised.py",
-            "self._anew = self._taken != (batch.run, batch.step - 1) or",
-            "self._anew = self._taken is None or",
+            "goes_on = self._taken == (batch.run, batch.step - 1) and",
+            "goes_on = self._taken is not None and",
         ),
+    ),
+    mutant(
+        "correlated noise narrower than the sums",
+        "no bit of a sum is released without noise",
+        "tests/engine/test_factorised.py",
+        ("engine/factorised.py", "not goes_on or not self._noise.fits(_tensors(slots))", "not goes_on"),
     ),
     mutant(
         "noise that is begun anew costs nothing",
@@ -1271,7 +1277,7 @@ CORRELATED = (
         "batches of one's own with correlated noise",
         "a sample's steps are b apart",
         "tests/engine/test_factorised.py",
-        ("engine/step.py", "self._factorised.begins(self._owner.claimed if own else None)", "self._ledger.steps == 0"),
+        ("engine/step.py", "self._factorised.begins(self._owner.claimed if own else None, self._slots)", "self._ledger.steps == 0"),
     ),
     mutant(
         "correlated noise under thresholds that move",

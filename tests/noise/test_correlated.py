@@ -148,3 +148,28 @@ def test_cannot_be_copied_or_shown():
         with pytest.raises(PrivacyViolation, match="can't be copied"):
             forbidden(correlated)
     assert repr(correlated) == "CorrelatedNoise(bands=4)"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        [torch.zeros(3, dtype=torch.float64), torch.zeros(2)],
+        [torch.zeros(4), torch.zeros(2)],
+        [torch.zeros(3, device="meta"), torch.zeros(2)],
+        [torch.zeros(3)],
+    ],
+    ids=["type", "shape", "device", "number"],
+)
+def test_room_is_made_anew_where_tensors_are_other_ones(other):
+    like = [torch.zeros(3), torch.zeros(2)]
+    noise = CorrelatedNoise(COLUMN)
+    assert not noise.fits(like)
+    noise.prepare(like)
+    noise.draw(InsecureNoise(0), [1.0, 1.0])
+    assert noise.fits(like) and noise.fits([torch.zeros(3, dtype=torch.bfloat16), torch.zeros(2)])  # kept in single
+    assert not noise.fits(other)
+    noise.prepare(like)
+    assert any(float(tensor.abs().sum()) > 0 for kept in noise._before for tensor in kept)  # what fits stays
+    noise.prepare(other)
+    assert noise.fits(other) and not noise.fits(like)
+    assert all(float(t.abs().sum()) == 0 for kept in noise._before for t in kept if t.device.type != "meta")

@@ -23,7 +23,8 @@ class Factorised:
     """The correlated noise of one engine.
 
     A stretch goes on while steps are on one batch after the other of ONE iterator: only then is it known that a sample's steps are
-    b or more apart. After anything else the noise is begun anew, and the ledger counts it.
+    b or more apart. After anything else the noise is begun anew, and the ledger counts it. So it is where parameters got another
+    type, shape or device: the noise that is kept doesn't fit their sums then.
 
     Args:
         mechanism: with more than one band.
@@ -36,11 +37,12 @@ class Factorised:
         self._anew = True
         self._refused = ""
 
-    def begins(self, batch: Drawn | None) -> bool:
+    def begins(self, batch: Drawn | None, slots: Sequence[Slot]) -> bool:
         """Return whether the noise of the next step, which :meth:`add` draws, is begun anew.
 
         Args:
             batch: on which the step is, if that is one of groupclip's, whole and in turn.
+            slots: all of the engine, as for :meth:`add`.
 
         Raises:
             PrivacyViolation: it isn't, or an earlier step wasn't: which part of the data comes next isn't known then.
@@ -50,7 +52,8 @@ class Factorised:
         if self._refused or batch is None:
             raise PrivacyViolation(self._refused)
         self._next = (batch.run, batch.step)
-        self._anew = self._taken != (batch.run, batch.step - 1) or not self._noise.is_whole
+        goes_on = self._taken == (batch.run, batch.step - 1) and self._noise.is_whole
+        self._anew = not goes_on or not self._noise.fits(_tensors(slots))  # before the step is charged
         return self._anew
 
     def add(self, noise: NoiseSource, slots: Sequence[Slot], stds: Mapping[str, float], sums: Mapping[int, Tensor]) -> None:
@@ -64,9 +67,9 @@ class Factorised:
         """
         # If this fails, the next step isn't the one after the last that was taken, and begins anew.
         with torch._C.DisableTorchFunctionSubclass():
-            self._noise.prepare([slot.kept.data for slot in slots])
             if self._anew:
                 self._noise.begin_anew()
+                self._noise.prepare(_tensors(slots))
             for slot, found in zip(slots, self._noise.draw(noise, [stds[slot.group.name] for slot in slots]), strict=True):
                 if id(slot) in sums:
                     total = sums[id(slot)]
@@ -83,6 +86,10 @@ def add_noise(
         add_to_all(noise, [(total, stds[slot.group.name]) for slot, total in sums])
     else:
         correlated.add(noise, slots, stds, {id(slot): total for slot, total in sums})
+
+
+def _tensors(slots: Sequence[Slot]) -> list[Tensor]:
+    return [slot.kept.data for slot in slots]
 
 
 def factorised(mechanism: Mechanism | None) -> Factorised | None:

@@ -168,7 +168,7 @@ class PrivateStep:
             own = self._owner.claim(self.samples.most, self.samples.passes)
             if self._together is not None:
                 own = self._together.is_claimed(own)
-            anew = self._factorised is not None and self._factorised.begins(self._owner.claimed if own else None)
+            anew = self._factorised is not None and self._factorised.begins(self._owner.claimed if own else None, self._slots)
             self._ledger.record("groupclip" if own else "user", anew=anew)
             if not own:
                 self._say_whose_sampling()

@@ -52,9 +52,21 @@ class CorrelatedNoise:
         self._whole = True
 
     def prepare(self, like: Sequence[Tensor]) -> None:
-        """Make room for noise of the shapes, types and devices of these tensors; half precision is kept in single."""
-        if not self._before:
+        """Make room for noise of the shapes, types and devices of these tensors; half precision is kept in single.
+
+        Where that isn't what is kept, all of it is forgotten, as by :meth:`begin_anew`.
+        """
+        if not self.fits(like):
             self._before = [[_room(tensor) for _ in range(self.bands - 1)] for tensor in like]
+            self._whole = True
+
+    def fits(self, like: Sequence[Tensor]) -> bool:
+        """Return whether the noise that is kept is of the shapes, types and devices that noise for these tensors has.
+
+        Noise of a narrower type would leave the low bits of a wider sum bare.
+        """
+        kept = [_kind(each[0]) for each in self._before if each]
+        return kept == [(tensor.shape, _kept_in(tensor.dtype), tensor.device) for tensor in like]
 
     @torch.no_grad()
     def draw(self, noise: NoiseSource, stds: Sequence[float]) -> list[Tensor]:
@@ -92,6 +104,10 @@ class CorrelatedNoise:
 def bytes_kept(coordinates: int, dtype: torch.dtype, bands: int) -> int:
     """Return what is kept for so many coordinates of this type."""
     return (bands - 1) * coordinates * _kept_in(dtype).itemsize
+
+
+def _kind(tensor: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
+    return tensor.shape, tensor.dtype, tensor.device
 
 
 def _room(tensor: Tensor) -> Tensor:
