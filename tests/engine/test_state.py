@@ -58,6 +58,28 @@ def test_a_resumed_run_has_the_ledger_of_an_uninterrupted_one() -> None:
         train(*second, 1, first=6)
 
 
+@pytest.mark.parametrize("name", [True, False], ids=["of another name", "of an older version"])
+def test_another_trainings_state_is_refused_after_steps_of_ones_own(name: bool) -> None:
+    """3 steps of A would be in no figure: its ledger would say 5, B's."""
+    other, mine = attached(), attached()
+    train(*other, 5)
+    state = other[2].state_dict()
+    if not name:
+        state.pop("training")
+    train(*mine, 3)
+    before = mine[2].state_dict()
+    with pytest.raises(PrivacyViolation, match=r"another training.*3 are counted here, 5 there.*attach a new one"):
+        mine[2].load_state_dict(state)
+    assert mine[2].state_dict() == before
+    mine[2].load_state_dict(before)  # its own
+    train(*mine, 1, first=3)
+    assert mine[2].ledger is not None and mine[2].ledger.steps == 4
+    mine[2].detach()
+    fresh = attached(mine[0])
+    fresh[2].load_state_dict(state)
+    assert fresh[2].ledger is not None and fresh[2].ledger.steps == 5
+
+
 @pytest.mark.parametrize("spoil", [lambda s: s.pop("noise"), lambda s: s.pop("thresholds"), lambda s: s.update(more=1)])
 def test_what_is_no_state_is_refused_and_nothing_is_loaded(spoil: Any) -> None:
     before = attached()

@@ -1268,6 +1268,12 @@ CORRELATED = (
         ("engine/factorised.py", "not goes_on or not self._noise.fits(_tensors(slots))", "not goes_on"),
     ),
     mutant(
+        "another training's state over steps of one's own",
+        "epsilon is of every released step",
+        "tests/engine/test_state.py",
+        ("engine/state.py", "if self.step.released and", "if not self.step.training and"),
+    ),
+    mutant(
         "noise that is begun anew costs nothing",
         "a resumed run pays for a factorisation of its own",
         "tests/privacy/test_stretches.py tests/engine/test_factorised.py",

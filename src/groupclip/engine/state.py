@@ -104,6 +104,12 @@ class State:
             )
         if self.ledger is not None:
             saved = self.ledger.steps_in(state["ledger"])
+            if self.step.released and state.get("training", "") != self.step.training:
+                raise PrivacyViolation(
+                    "the state is of another training (or of an older version, which doesn't tell), and this engine has taken "
+                    f"steps: {self.ledger.steps} are counted here, {saved} there, and its own would be in no figure. Detach this "
+                    "engine, attach a new one and load the state into that; what this one released stays spent"
+                )
             if saved > self.ledger.steps and vouched_for(self.noise) == KEY_GIVEN:
                 raise PrivacyViolation(
                     f"the saved run released {saved} steps, and this engine's noise is under a key that was given: if the saved "

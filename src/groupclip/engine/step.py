@@ -49,7 +49,7 @@ class PrivateStep:
         self._show_plain, self._show_private = plain, private
         self._custody = Custody(slots, noise_to_come=ledger is not None)
         self._weights = Unmoved(slots)
-        self._broken = self._warned = False
+        self._broken = self._warned = self.released = False  # released: has any step of this engine's own been counted?
         self._own_passes: set[int] = set()  # of the user's own backward that began and haven't ended
         self._owner = None if ledger is None else Owner(ledger.mechanism)
         self.samples = SamplesSeen(self._owner)
@@ -166,10 +166,10 @@ class PrivateStep:
             if self._owner.resumed_at is not None:  # batches lost in a crash may have been counted since
                 self._owner.resumed_at = self._ledger.steps
             own = self._owner.claim(self.samples.most, self.samples.passes)
-            if self._together is not None:
-                own = self._together.is_claimed(own)
+            own = own if self._together is None else self._together.is_claimed(own)
             anew = self._factorised is not None and self._factorised.begins(self._owner.claimed if own else None, self._slots)
             self._ledger.record("groupclip" if own else "user", anew=anew)
+            self.released = True
             if not own:
                 self._say_whose_sampling()
             self._make_private(found, self._ledger.mechanism.expected_batch_size)
