@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import click
 
 from ..errors import PrivacyViolation
 from ..privacy.figures import figure
+from ..statement.reading import read_record, record_at
 from ..statement.verified import differences
 from . import groups, plan, search
 from .arguments import ACCOUNTANT, arguments_at_fault, parse_numbers, parse_whole, print_json
@@ -20,9 +20,8 @@ def _verify(context: click.Context, _: click.Parameter, path: Path | None) -> No
     if path is None or context.resilient_parsing:
         return
     with arguments_at_fault():
-        record = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(record, dict):
-            raise ValueError(f"{path} is no privacy record: it holds no JSON object")
+        path = record_at(path)
+        record = read_record(path)
         found = differences(record)
     if found:
         raise PrivacyViolation(f"{path} claims other than its facts give:\n" + "\n".join(f"  {each}" for each in found))
@@ -39,11 +38,12 @@ def _verify(context: click.Context, _: click.Parameter, path: Path | None) -> No
 @click.command()
 @click.option(
     "--record",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=click.Path(exists=True, path_type=Path),
     callback=_verify,
     is_eager=True,
     expose_value=False,
-    help="Read a privacy.json instead of a plan, compute its claims again from its facts, and tell whether they differ.",
+    help="Read a privacy.json, or that of a run's folder, instead of a plan, compute its claims again from its facts, and tell "
+    "whether they differ.",
 )
 @plan.plan_options
 @click.option("--noise-multiplier", type=float, help="Set sigma, the noise over the sensitivity of a step.")
@@ -81,7 +81,7 @@ def epsilon(
       groupclip epsilon --dataset-size 50000 --batch-size 1000 --epochs 5 --noise-multiplier 1.1 --delta 1e-5
       groupclip epsilon --dataset-size 50000 --batch-size 1000 --epochs 5 --noise-stds 1,2 --thresholds 0.5,1
       groupclip epsilon --dataset-size 50000 --batch-size 1024 --steps 980 --noise-multiplier 1 --samples-per-user 2,4,8
-      groupclip epsilon --record runs/digits/release/privacy.json
+      groupclip epsilon --record runs/digits
     """
     with arguments_at_fault():
         if (noise_multiplier is None) == (noise_stds is None):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import click
 
 from ..statement.asked import questions
+from ..statement.reading import read_record, record_at
 from ..statement.registry import blanks, registry_entry
 from ..statement.verified import differences
 from .arguments import arguments_at_fault
@@ -36,11 +36,9 @@ def statement(run: Path, form: str, published: datetime | None) -> None:
     import yaml
 
     with arguments_at_fault():
-        path = run if run.is_file() else run / "release" / "privacy.json"
+        path = record_at(run)
         day = datetime.now(UTC) if published is None else published
-        record = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(record, dict):
-            raise ValueError(f"{path} is no privacy record: it holds no JSON object")
+        record = read_record(path)
         if form == "questions":
             _ask(path, record)
             return

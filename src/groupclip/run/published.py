@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..statement.reading import RECORD, read_record
 from ..statement.verified import differences
 from .config import RunConfig, checked_request, read_yaml
 from .errors import ConfigError
@@ -59,8 +60,11 @@ def read_published(folder: Path) -> PublishedRun:
         hint = f"finish it by groupclip train --resume {folder}" if (folder / "resume").is_dir() else "name the folder of a run"
         raise ConfigError(f"{folder} holds no release: {hint}")
     config = RunConfig(**checked_request(read_yaml(folder / "run.yaml")))
-    record, facts = (_json(folder / "release" / name) for name in ("privacy.json", "config.json"))
-    path = folder / "release" / "privacy.json"
+    facts, path = _json(folder / "release" / "config.json"), folder / "release" / RECORD
+    try:
+        record = read_record(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} can't be read ({error}): put back what the run wrote") from error
     try:
         claims = differences(record)
     except ValueError as error:

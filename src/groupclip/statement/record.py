@@ -4,7 +4,6 @@ A record holds public facts only. It refuses to exist if the noise that was real
 Every printed figure is rounded against the user: epsilon up.
 """
 
-import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,14 +19,12 @@ from groupclip.privacy.curve import Curve, curve_of
 from groupclip.privacy.earlier import EarlierTraining
 from groupclip.privacy.ledger import SAMPLERS, Ledger
 from groupclip.privacy.mechanism import Mechanism
-from groupclip.privacy.sampled_step import counts_several
 from groupclip.privacy.spent import PrivacySpent
 from groupclip.statement.card import model_card as model_card
-from groupclip.statement.terms import CLIPPED, LAST, SAMPLINGS, SCHEMA, UNITS, kind_of, mechanism_name, software
+from groupclip.statement.derived import obstacles_of, released, spent_by_several
+from groupclip.statement.terms import LAST, SAMPLINGS, SCHEMA, UNITS, kind_of, mechanism_name, software
 from groupclip.statement.told import Told
 from groupclip.statement.words import paragraphs
-
-SEVERAL = (2, 4, 8)  # samples of one person, for whom figures are stated too
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +41,8 @@ class PrivacyRecord:
         partition_style: how the groups were chosen.
         secure_noise: False where the noise came from a seed and can be recomputed.
         unsafe_statistics: names of the un-noised quantities that somebody looked at.
-        unit: whom the guarantee protects, in words. Default: by the mechanism's unit.
+        unit: whom the guarantee protects, in words. Default: by the mechanism's unit, the only words that
+            ``groupclip epsilon --record`` can check.
         other_releases: name -> noise multiplier (standard deviation over sensitivity) of everything else that every step
             released about the same batch, such as counts that set the thresholds.
         rounding: what a grid adds to the distance of neighbours, over the noise (:func:`groupclip.noise.grid.rounding`);
@@ -168,8 +166,7 @@ class PrivacyRecord:
     @property
     def released(self) -> str:
         """What the figure covers, in words."""
-        also = "".join(f", {name}" for name in self.other_releases)
-        return f"the noisy {CLIPPED[self.mechanism.unit]} of every step, so the weights after every step{also}"
+        return released(self.mechanism, self.other_releases)
 
     @property
     def sampling_is_ours(self) -> bool:
@@ -184,17 +181,12 @@ class PrivacyRecord:
     @property
     def obstacles(self) -> tuple[str, ...]:
         """The reasons why no epsilon can be claimed; empty if one can."""
-        found = []
-        if not self.mechanism.noise_multiplier:
-            found.append("no noise was added to the gradients (noise_multiplier is 0)")
-        if not self.secure_noise:
-            found.append("the noise was made from a seed, so it is reproducible and can be subtracted again")
-        if not self.sampling_is_ours and not self.sampling_vouched_by_user:
-            found.append(
-                f"in {self.steps_by_sampler['user']:,} of {self.steps:,} steps groupclip didn't draw the batch, or it wasn't taken "
-                f"whole and in turn, and nobody vouches that the sampling was {SAMPLINGS[kind_of(self.mechanism)]}"
-            )
-        return tuple(found)
+        return obstacles_of(
+            self.mechanism,
+            secure_noise=self.secure_noise,
+            steps_by_sampler=self.steps_by_sampler,
+            vouched=self.sampling_vouched_by_user,
+        )
 
     @cached_property
     def spent(self) -> PrivacySpent | None:
@@ -213,14 +205,7 @@ class PrivacyRecord:
 
         Empty if no epsilon can be claimed, or no accountant has a finite figure for several samples under the plan.
         """
-        plan = self.mechanism
-        if self.obstacles or not counts_several(plan.sampling, plan.band_count):
-            return {}
-        found = {}
-        for k in (k for k in SEVERAL if k <= plan.dataset_size):
-            with contextlib.suppress(ValueError):  # so little noise that there is no finite figure for so many
-                found[k] = plan.spent(delta=self.delta, steps=self.steps, samples_per_user=k)
-        return found
+        return {} if self.obstacles else spent_by_several(self.mechanism, delta=self.delta, steps=self.steps)
 
     @property
     def together(self) -> tuple[float, float] | None:
