@@ -38,6 +38,36 @@ def write_atomically(path: Path, content: bytes | str, mode: int = PUBLIC) -> No
     sync_folder(path.parent)
 
 
+def begin_file(path: Path, content: str, mode: int) -> None:
+    """Write ``content`` where there is no file, or an empty one. Of several that begin it at once, one does; the others leave it.
+
+    Raises:
+        OSError: as the system says; there is nothing then that wasn't there before.
+    """
+    import fcntl  # here: the package is imported on systems that have none
+
+    path = Path(os.path.realpath(path))  # what a link names, and not the link
+    while True:
+        try:
+            descriptor, made = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode), True
+        except FileExistsError:
+            descriptor, made = os.open(path, os.O_RDWR), False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if not is_file_of(path, descriptor):
+                continue  # another one began it meanwhile
+            if os.fstat(descriptor).st_size == 0:
+                try:
+                    write_atomically(path, content, mode)
+                except BaseException:
+                    if made and is_file_of(path, descriptor):
+                        path.unlink()
+                    raise
+            return
+        finally:
+            os.close(descriptor)
+
+
 def sync_folder(folder: Path) -> None:
     """Make renames and new names in ``folder`` survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
@@ -84,11 +114,15 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 
 class LockedLines:
-    """A file of lines that several processes read and add to, in turn. Each line is on the disk before :meth:`append` returns."""
+    """A file of lines that several processes read and add to, in turn. Each line is on the disk before :meth:`append` returns.
 
-    def __init__(self, path: Path, *, mode: int) -> None:
+    Raises:
+        OSError: the file can't be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, mode)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
         self._begin()
         sync_folder(path.parent)
 
@@ -99,7 +133,7 @@ class LockedLines:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[tuple[int, list[bytes]]]:
-        """Hold the file alone, and give the lines that are new since the last time. What was cut off of a line is removed.
+        """Hold the file alone, and give the whole lines that are new since the last time. Changes nothing in it.
 
         In a process that was forked since, all lines are new: another thread may have been reading when it was.
 
@@ -122,9 +156,6 @@ class LockedLines:
                     raise self._gone()
                 data = os.pread(self._descriptor, size - self._read, self._read)
                 *lines, cut = data.split(b"\n")
-                if cut:
-                    os.ftruncate(self._descriptor, size - len(cut))
-                    os.fsync(self._descriptor)
                 first, self._given = self._given, self._given + len(lines)
                 self._read = size - len(cut)
                 yield first, lines
@@ -145,8 +176,13 @@ class LockedLines:
         )
 
     def append(self, line: str) -> None:
-        """Add one line, inside :meth:`locked`. Raises OSError; then others see nothing of the line."""
+        """Add one line, inside :meth:`locked`, in the place of one that was cut off. Raises OSError; then others see nothing of it.
+
+        Call it only for a file whose lines are known to be one's own: what isn't a whole line at its end is lost.
+        """
         data = (line + "\n").encode()
+        if os.fstat(self._descriptor).st_size > self._read:
+            os.ftruncate(self._descriptor, self._read)
         _write_all(self._descriptor, data)
         os.fsync(self._descriptor)
         self._read += len(data)

@@ -362,6 +362,12 @@ ALONE = (
         ("durable.py", "if os.getpid() != self._process:", "if False:"),
     ),
     mutant(
+        "entries of other neighbours in a budget's file",
+        "figures of different neighbours aren't composed",
+        "tests/privacy/test_budget.py",
+        ("privacy/entries.py", "!= (adjacency, unit):", "!= (entry.mechanism.adjacency, entry.mechanism.unit):"),
+    ),
+    mutant(
         "an engine that doesn't charge its budget",
         "what is spent is counted",
         "tests/engine/test_budget.py",

@@ -8,6 +8,7 @@ import math
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -292,6 +293,140 @@ def test_a_damaged_file_is_refused_each_time(path, damage):
     path.write_text("\n".join(lines) + "\n")
     with pytest.raises(PrivacyViolation, match="is damaged at the line"):
         Budget(path)
+
+
+@pytest.mark.parametrize(
+    "content", [b'{\n  "schema": "x"\n}', b"id,text\n1,hello\n2,the last row", b"no line", b"\x93\x00\x7f" * 50]
+)
+def test_a_file_that_is_no_budget_stays_as_it_is(path, content):
+    path.write_bytes(content)
+    for facts in ({}, {"epsilon": 1.0, "delta": 1e-5}):
+        with pytest.raises(PrivacyViolation, match="is no budget, or is damaged"):
+            Budget(path, **facts)
+        assert path.read_bytes() == content
+
+
+def test_reading_changes_nothing_and_what_was_cut_off_gives_way_to_the_next_line(path):
+    made = budget(path)
+    made.add(COUNT)
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"id": "0')
+    for reader in (made, Budget(path)):
+        assert len(reader.entries) == 1 and path.read_bytes() == whole + b'{"id": "0'
+    made.add(OTHER)
+    assert path.read_bytes().startswith(whole + b'{"id": "') and len(Budget(path).entries) == 2
+
+
+def test_an_empty_file_is_none(path):
+    path.touch()
+    with pytest.raises(ValueError, match="is empty: pass epsilon= and delta="):
+        Budget(path)
+    budget(path).add(COUNT)
+    assert len(Budget(path).entries) == 1 and path.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_budget_that_cannot_be_begun_leaves_nothing(path, monkeypatch, there):
+    if there:
+        path.touch()
+    disk = FullDisk(monkeypatch)
+    with pytest.raises(OSError, match="No space"):
+        budget(path)
+    assert [(file.name, file.stat().st_size) for file in path.parent.iterdir()] == [(path.name, 0)] * there
+    disk.full = False
+    budget(path)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.parametrize("there", [False, True])
+def test_of_several_that_begin_a_budget_one_does(path, there):
+    if there:
+        path.touch()
+
+    def begun(epsilon):
+        with contextlib.suppress(ValueError):
+            return Budget(path, epsilon=epsilon, delta=1e-5).add(COUNT)
+        return "it is another one's"
+
+    told = started_together([partial(begun, 1.0 + n) for n in range(4)])
+    entries = Budget(path).entries
+    assert [entry.name for entry in entries] == [name for name in told if not name.startswith("it is")]
+    assert len(entries) == 1 and [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def head(**facts):
+    return lambda lines: [json.dumps({**json.loads(lines[0]), **facts}), *lines[1:]]
+
+
+def more(line, **facts):
+    """Another entry, like that of this line but for ``facts``."""
+    return lambda lines: [*lines, json.dumps({**json.loads(lines[line]), "id": "another", **facts})]
+
+
+def more_of(line, facts, **steps):
+    return lambda lines: more(line, mechanism={**json.loads(lines[line])["mechanism"], **facts}, **steps)(lines)
+
+
+def given(epsilon, delta):
+    return lambda lines: [*lines, json.dumps({"id": "another", "label": "", "guarantee": [epsilon, delta]})]
+
+
+EDITS = {
+    "epsilon true": head(epsilon=True),
+    "epsilon negative": head(epsilon=-2.0),
+    "epsilon a text": head(epsilon="9"),
+    "epsilon too large a number": head(epsilon=10**400),
+    "delta 2": head(delta=2),
+    "delta true": head(delta=True),
+    "no adjacency": head(adjacency=None),
+    "an unknown unit": head(unit="house"),
+    "another fact": head(more=1),
+    "another version": head(groupclip_budget=2),
+    "an entry of another adjacency": more_of(1, {"adjacency": "zero-out"}),
+    "an entry of another unit": more_of(1, {"unit": "user"}),
+    "a search of another adjacency": more_of(3, {"adjacency": "zero-out"}),
+    "no noise": more_of(1, {"noise_multiplier": None}),
+    "noise of zero": more_of(1, {"noise_multiplier": 0.0}),
+    "a search without a mean": more(3, search=[0, "geometric"]),
+    "a guarantee below zero": given(-5, 0),
+    "a guarantee that is no number": given(math.nan, 0),
+    "an endless guarantee": given(math.inf, 0),
+    "a guarantee of a large delta": given(1, 1.5),
+    "a guarantee of texts": given("1", "0"),
+    "an open guarantee": lambda lines: [*given(1, 0)(lines), '{"id": "another", "open": true}'],
+    "an open search": lambda lines: [*lines, json.dumps({"id": json.loads(lines[3])["id"], "open": True})],
+    "a label that is no text": more(1, label={"a": 1}),
+    "a name that is no text": more(1, id=["another"]),
+    "taken true": more(1, taken=True),
+    "open 1": more(1, open=1),
+    "a fact of no entry": more(1, more=1),
+    "an entry twice": lambda lines: [*lines, lines[1]],
+    "an unknown sampling": lambda lines: [*lines, json.dumps({**json.loads(lines[4]), "taken": 2, "sampling": "nobody"})],
+    "anew false": lambda lines: [*lines, json.dumps({**json.loads(lines[4]), "taken": 2, "anew": False})],
+    "a list": lambda lines: [*lines, "[1, 2]"],
+    "a number": lambda lines: [*lines, "3"],
+    "a deep list": lambda lines: [*lines, "[" * 100_000],
+    "an empty line": lambda lines: [*lines[:2], "", *lines[2:]],
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_an_edited_line_is_refused_and_named(path, edit):
+    made = budget(path)
+    made.add(OTHER)
+    reservation = made.reserve(PLAN)
+    made.add_search(OTHER, mean_runs=3)
+    reservation.charge("groupclip")
+    lines = path.read_text().splitlines()
+    edited = EDITS[edit](lines)
+    number = next(n for n, line in enumerate(edited, 1) if lines[n - 1 : n] != [line])
+    if edit == "an open guarantee":
+        number += 1  # the first new line is as it could be
+    path.write_text("\n".join(edited) + "\n")
+    with pytest.raises(PrivacyViolation, match=rf"damaged at the line .*\(number {number}: "):
+        Budget(path)
+    path.write_text("\n".join(lines) + "\n")
+    Budget(path)  # the twin
 
 
 def test_damage_that_comes_later_is_met_by_every_call(path):

@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from groupclip.arguments import number, positive, whole
+from groupclip.arguments import positive, whole
 from groupclip.errors import BudgetExceeded, PrivacyViolation
 from groupclip.privacy import entries
-from groupclip.privacy.budgetfile import BudgetFile
+from groupclip.privacy.budgetfile import BudgetFile, begin, is_begun
 from groupclip.privacy.entries import Entry
 from groupclip.privacy.mechanism import UNITS, Mechanism
 from groupclip.privacy.reservation import Reservation
@@ -57,14 +57,15 @@ class Budget(BudgetFile):
             "adjacency": adjacency,
             "unit": unit,
         }
-        if not Path(path).exists() and (epsilon is None or delta is None):
-            raise ValueError(f"{path} isn't there: pass epsilon= and delta= to begin a budget, or the path of one")
-        super().__init__(Path(path))
+        path = Path(path)
+        if not is_begun(path):
+            if epsilon is None or delta is None:
+                found = "is empty" if path.exists() else "isn't there"
+                raise ValueError(f"{path} {found}: pass epsilon= and delta= to begin a budget, or the path of one")
+            begin(path, {**asked, "adjacency": adjacency or ADJACENCIES[0], "unit": unit or UNITS[0]})
+        super().__init__(path)
         with self._locked():
-            if self._head is None:
-                usual = {**asked, "adjacency": adjacency or ADJACENCIES[0], "unit": unit or UNITS[0]}
-                self._begin(usual)
-        assert self._head is not None
+            assert self._head is not None
         differing = [name for name, value in asked.items() if value is not None and value != self._head[name]]
         if differing:
             raise ValueError(
@@ -125,9 +126,6 @@ class Budget(BudgetFile):
 
     def add_guarantee(self, *, epsilon: float, delta: float, label: str = "") -> str:
         """Enter a release that somebody else computed an (epsilon, delta) for, under this adjacency and unit; as of :meth:`add`."""
-        epsilon, delta = positive("epsilon", epsilon), number("delta", delta)
-        if not 0 <= delta < 1:
-            raise ValueError(f"delta={delta!r} must be in [0, 1)")
         return self._enter(entries.guarantee_of(epsilon, delta, label=label))
 
     def reserve(self, mechanism: Mechanism, *, label: str = "") -> Reservation:
@@ -153,7 +151,7 @@ class Budget(BudgetFile):
         made = entries.steps_of(self._fitting(mechanism), label=label, taken=0, is_open=True)
         with self._locked():
             known = [e for e in self._entries.values() if e.label == label]
-            if len(known) > 1 or any(e.mechanism is None or e.search is not None for e in known):
+            if len(known) > 1 or not all(e.is_training for e in known):
                 raise ValueError(f"{self.path} has other entries, or several, with the label {label!r}: choose another label")
             name = known[0].name if known else uuid.uuid4().hex[:12]
             if not known:
@@ -263,7 +261,7 @@ class Budget(BudgetFile):
 
     def _training(self, name: str) -> Entry:
         entry = self._entries.get(name)
-        if entry is None or entry.mechanism is None or entry.search is not None:
+        if entry is None or not entry.is_training:
             raise ValueError(f"{self.path} has no training {name!r}; its entries are {', '.join(self._entries) or 'none'}")
         return entry
 

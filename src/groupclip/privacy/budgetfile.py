@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from groupclip.durable import SECRET, LockedLines
+from groupclip.arguments import positive
+from groupclip.durable import SECRET, LockedLines, begin_file
 from groupclip.errors import PrivacyViolation
 from groupclip.privacy import entries
 from groupclip.privacy.entries import Entry
+from groupclip.privacy.mechanism import UNITS
+from groupclip.privacy.sampled_step import ADJACENCIES
+from groupclip.privacy.spent import checked_delta
 
 _VERSION = 1
+
+
+def is_begun(path: Path) -> bool:
+    """Return whether there is a file that may be a budget's: an empty one is what a crash left of the moment it was begun."""
+    return path.exists() and not (path.is_file() and path.stat().st_size == 0)
+
+
+def begin(path: Path, facts: Mapping[str, Any]) -> None:
+    """Write the file of a new budget, unless another process was faster. OSError as the system says."""
+    begin_file(path, json.dumps({"groupclip_budget": _VERSION, **facts}, allow_nan=False) + "\n", SECRET)
 
 
 class BudgetFile:
@@ -26,7 +39,7 @@ class BudgetFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lines = LockedLines(path, mode=SECRET)
+        self._lines = LockedLines(path)
         self._head: dict[str, Any] | None = None
         self._unread: list[bytes] = []
         self._taken = 0  # number of lines
@@ -46,10 +59,9 @@ class BudgetFile:
             while self._unread:  # a damaged line stays, and is met again
                 self._take(self._unread[0])
                 del self._unread[0]
+            if self._head is None:
+                raise PrivacyViolation(f"{self.path} is no budget, or is damaged: its first line has no end. {_RESTORE}")
             yield
-
-    def _begin(self, facts: Mapping[str, Any]) -> None:
-        self._write({"groupclip_budget": _VERSION, **facts})
 
     def _write(self, line: Mapping[str, Any]) -> None:
         text = json.dumps(line, allow_nan=False)
@@ -61,16 +73,32 @@ class BudgetFile:
         try:
             told = json.loads(line)
             if not self._taken:
-                if told["groupclip_budget"] != _VERSION:
-                    raise ValueError("another version")
-                self._head = {name: told[name] for name in ("epsilon", "delta", "adjacency", "unit")}
-                if not math.isfinite(self._head["epsilon"] + self._head["delta"]):
-                    raise ValueError("not finite")
+                self._head = _head(told)
             else:
-                entries.take(self._entries, told)
+                entries.take(self._entries, told, adjacency=self._facts["adjacency"], unit=self._facts["unit"])
             self._taken += 1
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError, PrivacyViolation) as error:
             raise PrivacyViolation(
-                f"{self.path} is damaged at the line {line[:80].decode(errors='replace')!r}: what was spent can't be told. Restore "
-                "it, or publish nothing more of these data"
+                f"{self.path} {'is' if self._taken else 'is no budget, or is'} damaged at the line "
+                f"{line[:80].decode(errors='replace')!r} (number {self._taken + 1}: {error}): what was spent can't be told. "
+                f"{_RESTORE}"
             ) from error
+
+
+_RESTORE = "Restore it, or publish nothing more of these data"
+
+
+def _head(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the first line. Raises ValueError, KeyError or TypeError if it isn't one."""
+    if told["groupclip_budget"] != _VERSION:
+        raise ValueError("another version")
+    if set(told) != {"groupclip_budget", "epsilon", "delta", "adjacency", "unit"}:
+        raise ValueError(f"its facts are {sorted(told)}")
+    if told["adjacency"] not in ADJACENCIES or told["unit"] not in UNITS:
+        raise ValueError(f"adjacency={told['adjacency']!r} or unit={told['unit']!r} is unknown")
+    return {
+        "epsilon": positive("epsilon", told["epsilon"]),
+        "delta": checked_delta(told["delta"]),
+        "adjacency": told["adjacency"],
+        "unit": told["unit"],
+    }

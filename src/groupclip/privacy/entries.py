@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from groupclip.arguments import number, positive
 from groupclip.privacy.composition import composed_epsilon
+from groupclip.privacy.ledger import SAMPLERS
 from groupclip.privacy.mechanism import Mechanism
 from groupclip.privacy.selection import checked_search
 from groupclip.privacy.stretches import begun_at, rounds_in
@@ -39,6 +41,11 @@ class Entry:
     given: tuple[float, float] | None = None
 
     @property
+    def is_training(self) -> bool:
+        """Whether its steps are charged one by one, or could have been."""
+        return self.mechanism is not None and self.search is None
+
+    @property
     def planned(self) -> int:
         """The number of steps that it may take in all."""
         return 0 if self.mechanism is None else self.mechanism.steps
@@ -63,23 +70,24 @@ class Entry:
 
     @classmethod
     def from_line(cls, told: Mapping[str, Any]) -> Entry:
-        """Read the line that begins an entry. Raises ValueError, KeyError or TypeError if it doesn't."""
-        if "guarantee" in told:
-            epsilon, delta = (float(value) for value in told["guarantee"])
-            return cls(name=told["id"], label=told["label"], given=(epsilon, delta))
+        """Read the line that begins an entry. Raises ValueError, KeyError, TypeError or PrivacyViolation if it doesn't."""
+        name, label = told["id"], told["label"]
+        if not isinstance(name, str) or not isinstance(label, str):
+            raise TypeError("its id or its label is no text")
+        facts = set(told) - {"id", "label"}
+        if facts == {"guarantee"}:
+            epsilon, delta = told["guarantee"]
+            return cls(name=name, label=label, given=_guarantee(epsilon, delta))
         mechanism = Mechanism.from_dict(told["mechanism"])
-        if "search" in told:
+        _ = mechanism.step  # raises where there is no noise, or a noise without a figure
+        if facts == {"mechanism", "search"}:
             mean, law = told["search"]
-            return cls(
-                name=told["id"], label=told["label"], mechanism=mechanism, taken=mechanism.steps, search=checked_search(mean, law)
-            )
-        return cls(
-            name=told["id"],
-            label=told["label"],
-            mechanism=mechanism,
-            taken=_count(told["taken"], mechanism.steps),
-            is_open=bool(told["open"]),
-        )
+            search = checked_search(mean, law, mechanism)
+            return cls(name=name, label=label, mechanism=mechanism, taken=mechanism.steps, search=search)
+        if facts != {"mechanism", "taken", "open"} or type(told["open"]) is not bool:
+            raise ValueError("no entry")
+        taken = _count(told["taken"], mechanism.steps)
+        return cls(name=name, label=label, mechanism=mechanism, taken=taken, is_open=told["open"])
 
 
 def steps_of(mechanism: Mechanism, *, label: str, taken: int, is_open: bool = False) -> dict[str, Any]:
@@ -94,23 +102,32 @@ def search_of(mechanism: Mechanism, mean_runs: float, law: str | float, *, label
 
 
 def guarantee_of(epsilon: float, delta: float, *, label: str) -> dict[str, Any]:
-    """Return the line of a release that is (epsilon, delta) private."""
-    return {"label": str(label), "guarantee": [epsilon, delta]}
+    """Return the line of a release that is (epsilon, delta) private. ValueError or TypeError for what isn't."""
+    return {"label": str(label), "guarantee": list(_guarantee(epsilon, delta))}
 
 
-def take(known: dict[str, Entry], told: Mapping[str, Any]) -> None:
-    """Take one line into ``known``. Raises ValueError, KeyError or TypeError if it fits no entry."""
+def take(known: dict[str, Entry], told: Mapping[str, Any], *, adjacency: str, unit: str) -> None:
+    """Take one line into ``known``. Raises ValueError, KeyError, TypeError or PrivacyViolation if it fits no entry.
+
+    Args:
+        adjacency, unit: that every mechanism must have: figures of different neighbours don't add up.
+    """
     name = told["id"]
     entry = known.get(name)
     if entry is None:
-        known[name] = Entry.from_line(told)
+        entry = Entry.from_line(told)
+        if entry.mechanism is not None and (entry.mechanism.adjacency, entry.mechanism.unit) != (adjacency, unit):
+            raise ValueError("an entry of another adjacency or unit than the budget's")
+        known[name] = entry
     elif set(told) - {"anew"} == {"id", "taken", "sampling"}:
         if not entry.is_open or told["taken"] != entry.taken + 1:
             raise ValueError("a step out of turn")
+        if told["sampling"] not in SAMPLERS or told.get("anew", True) is not True:
+            raise ValueError("neither groupclip's nor the user's sampling, or anew isn't true")
         theirs = entry.theirs + (told["sampling"] != "groupclip")
         entry = entry.begins(anew=told.get("anew", False) is True)
         known[name] = replace(entry, taken=_count(told["taken"], entry.planned), theirs=theirs)
-    elif set(told) == {"id", "open"} and type(told["open"]) is bool:
+    elif set(told) == {"id", "open"} and type(told["open"]) is bool and entry.is_training:
         known[name] = replace(entry, is_open=told["open"])
     else:
         raise ValueError("neither a step nor an end")
@@ -128,6 +145,13 @@ def differing(entry: Entry, mechanism: Mechanism) -> str:
     own = {} if entry.mechanism is None else entry.mechanism.to_dict()
     asked = mechanism.to_dict()
     return ", ".join(f"{name} is {own.get(name)!r}, and not {value!r}" for name, value in asked.items() if own.get(name) != value)
+
+
+def _guarantee(epsilon: object, delta: object) -> tuple[float, float]:
+    found, failing = positive("epsilon", epsilon), number("delta", delta)
+    if not 0 <= failing < 1:
+        raise ValueError(f"delta={delta!r} must be in [0, 1)")
+    return found, failing
 
 
 def _count(value: object, most: int) -> int:
