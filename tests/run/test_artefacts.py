@@ -123,7 +123,9 @@ def test_release_and_resume_share_no_file(stopped: Path) -> None:
         assert not any(name.startswith("optimizer") for name in file.keys())  # noqa: SIM118 (not a dict)
     facts = json.loads((outcome.release / "privacy.json").read_text(encoding="utf-8"))
     assert (facts["steps_taken"], facts["private"]) == (STEPS, True)
-    assert facts["plan_hash"] in (outcome.release / "README.md").read_text(encoding="utf-8")
+    card = (outcome.release / "README.md").read_text(encoding="utf-8")
+    assert facts["plan_hash"] in card
+    assert f"\n- training samples: {facts['dataset_size']:,}\n" in card and facts["dataset_size"] > 1_000
 
 
 def test_groups_with_different_noise_have_a_report(tmp_path: Path) -> None:

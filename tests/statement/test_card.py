@@ -3,7 +3,11 @@
 import dataclasses
 from datetime import UTC, date, datetime
 
+import pytest
+
+from groupclip.privacy.figures import figure
 from groupclip.privacy.mechanism import Mechanism
+from groupclip.statement.asked import questions
 from groupclip.statement.card import FORMAT, model_card
 from groupclip.statement.record import SCHEMA, PrivacyRecord
 
@@ -85,3 +89,21 @@ def test_the_day_is_todays():
     before = datetime.now(UTC).date()
     card = model_card(record(), made_on=None)
     assert any(f"- Date: {d.isoformat()}\n" in card for d in (before, datetime.now(UTC).date()))
+
+
+def test_the_first_sentence_on_privacy_names_epsilon_and_delta_or_why_there_is_none():
+    def first(of) -> str:
+        return model_card(of).split("## Privacy\n\n**Result.** ")[1].split("\n")[0].replace(". By the", "\n").split("\n")[0]
+
+    stated = figure(record().spent.epsilon)
+    assert first(record()) == f"The model was trained with differential privacy: epsilon = {stated} at delta = 1e-05"
+    assert first(record(secure_noise=False)).startswith(
+        "NOT PRIVATE. No epsilon is claimed for this run, because the noise was made from a seed"
+    )
+
+
+@pytest.mark.parametrize("changed", [{}, {"secure_noise": False}, {"mechanism": dataclasses.replace(PLAN, unit="user")}])
+def test_no_words_of_the_statement_have_backticks(changed):
+    of = record(**changed)
+    assert all("`" not in each.answer for each in questions(of.to_dict())) and "`" not in of.text()
+    assert "\\`" not in model_card(of)

@@ -66,6 +66,12 @@ def test_the_entry_validates_and_only_the_curators_facts_are_blank():
     assert "at the same delta: " in loss["privacy_parameters_details"]
 
 
+def test_groups_are_counted_in_words():
+    assert "is clipped (automatic) in 1 group (all-layer)." in entry()["deployment"]["implementation"]["mechanisms"]
+    two = {"thresholds": {"a": 0.6, "b": 0.8}, "noise_std": {"a": 2.0, "b": 2.0}, "partition_style": "layer-wise"}
+    assert " in 2 groups (layer-wise)." in entry(**two)["deployment"]["implementation"]["mechanisms"]
+
+
 def test_what_was_told_is_filled_in():
     told = Told(
         trust="One hospital.", vocabulary="No.", constants="No.", filtering="No.", early_stopping="No.", search="counted",

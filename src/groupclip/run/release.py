@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..statement.html import RunReport, html_report, told_lost
-from ..statement.names import plain_name
+from ..statement.names import plain_name, with_commas
 from ..statement.record import PrivacyRecord, model_card
 from ..statement.told import Told
 from ..statement.words import paragraphs
@@ -85,11 +85,11 @@ def _card(
     config: RunConfig, task: Task, record: PrivacyRecord, progress: Progress, evaluation: Evaluation | None
 ) -> str:
     """Write the model card. Everything said of the records is their task's public description."""
-    sections = {"Data": "\n".join(f"- {plain_name(key)}: {value}" for key, value in task.description.items())}
+    sections = {"Data": "\n".join(f"- {plain_name(key)}: {value}" for key, value in with_commas(task.description).items())}
     origin = "trained from random weights"
     if progress.pretraining is not None:
         origin = "trained after public pretraining on drawn letters"
-        sections["Public pretraining"] = "\n".join(f"- {plain_name(k)}: {v}" for k, v in progress.pretraining.items())
+        sections["Public pretraining"] = "\n".join(f"- {plain_name(k)}: {v}" for k, v in with_commas(progress.pretraining).items())
     if config.augment != "none":
         sections["Data"] += f"\n- augmentation: {config.augment}, {config.views} random views of an image in each step"
     if progress.lost:
@@ -163,8 +163,8 @@ def write_report(
         expected_batch_size=config.batch_size,
         rows=rows,
         lost=progress.lost,
-        data=task.description,
-        pretraining=progress.pretraining or {},
+        data=with_commas(task.description),
+        pretraining=with_commas(progress.pretraining or {}),
         settings=public_settings(config),
         environment=environment(trainer.device),
     )

@@ -114,8 +114,8 @@ def _checklist(record: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]
     yield CHECKLIST, "formal statement", "What is the guarantee, formally?", _claim(record)
     yield (
         CHECKLIST, "versions and commit", "With which code was it made, and can it be verified?",
-        f"{software}; plan (SHA-256) {record['plan_hash']}. groupclip is open source. `groupclip epsilon --record` computes the "
-        f"figure again. Commit of the program: {_or_unknown(told.commit)}",
+        f"{software}; plan (SHA-256) {record['plan_hash']}. groupclip is open source. groupclip epsilon --record privacy.json "
+        f"computes the figure again. Commit of the program: {_or_unknown(told.commit)}",
     )  # fmt: skip
 
 

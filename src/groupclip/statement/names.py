@@ -1,5 +1,8 @@
 """Plain names of settings and facts, for pages that people read: ``train_size`` is "training samples" there."""
 
+from collections.abc import Mapping
+from typing import Any
+
 _NAMES = {
     # settings of a run
     "model_options": "options of the model",
@@ -42,6 +45,11 @@ _NAMES = {
     "numpy": "NumPy",
     "torch": "PyTorch",
 }
+
+
+def with_commas(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Write counts as a statement does, 1437 as "1,437"; a seed is no count."""
+    return {key: f"{value:,}" if type(value) is int and key != "seed" else value for key, value in facts.items()}
 
 
 def plain_name(key: str) -> str:

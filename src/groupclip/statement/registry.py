@@ -34,6 +34,8 @@ def registry_entry(record: Mapping[str, Any], *, slug: str, published: date) -> 
     several = ", ".join(f"{figure(value)} for {k}" for k, value in record["epsilon_by_samples_of_a_person"].items())
     unsafe = ", ".join(record["unsafe_statistics"])
     vouched = " Whoever trained the model vouches for the sampling." if record["sampling_vouched_by_user"] else ""
+    count = len(record["groups"])
+    groups = f"{count} {'group' if count == 1 else 'groups'}"
     software = ", ".join(f"{name} {version}" for name, version in record["software"].items())
     return {
         "url_slug": slug,
@@ -89,7 +91,7 @@ def registry_entry(record: Mapping[str, Any], *, slug: str, published: date) -> 
                 "preprocessing_and_hyperparameter_tuning": _before(told, record),
                 "mechanisms": (
                     f"{record['mechanism']}, noise multiplier {plan.noise_multiplier:.6g}, sample rate {plan.sample_rate:.6g}. "
-                    f"Each {plan.unit}'s {CLIPPED[plan.unit]} is clipped ({record['clip']}) in {len(record['groups'])} groups "
+                    f"Each {plan.unit}'s {CLIPPED[plan.unit]} is clipped ({record['clip']}) in {groups} "
                     f"({record['partition_style']}).{vouched} Noise: {record['noise_source']}. Hardened against attacks on "
                     f"floating point: {'the noise is' if record['hardened_against_floating_point_attacks'] else 'no'}. "
                     f"Timing isn't hidden. Software: {software}. Plan (SHA-256): {record['plan_hash']}."
