@@ -6,6 +6,7 @@ Correlations are judged by ``faults`` of tests/noise/test_correlated.py, whose f
 from __future__ import annotations
 
 import json
+import logging
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +22,7 @@ from groupclip.errors import PrivacyViolation, UnsupportedOperation
 from groupclip.noise.correlated import bytes_kept
 from groupclip.noise.jointly import add_to_all
 from groupclip.noise.sources import InsecureNoise, SecureNoise
+from groupclip.privacy.stretches import rounds_in
 from groupclip.privacy.toeplitz import coefficients
 from groupclip.statement.verified import differences
 from tests.noise.test_correlated import N, faults
@@ -150,9 +152,10 @@ def test_a_plan_without_bands_is_the_same_plan() -> None:
     )
 
 
-def test_a_whole_run_is_claimed_and_its_record_verified() -> None:
+def test_a_whole_run_is_claimed_and_its_record_verified(caplog: pytest.LogCaptureFixture) -> None:
     engine, optimizer = attached(small(), plan())
     train(engine, optimizer)
+    assert caplog.records == []
     assert (engine.ledger.sampling, engine.ledger.steps, engine.ledger.rounds) == ("groupclip", 12, 3)
     assert engine.epsilon(delta=1e-5) == plan().epsilon(delta=1e-5)
     told = engine.statement(delta=1e-5)
@@ -238,7 +241,7 @@ def test_a_new_iterator_begins_the_noise_anew_and_the_ledger_counts_it() -> None
     engine.detach()
 
 
-def test_a_resumed_run_begins_anew_and_says_what_that_costs() -> None:
+def test_a_resumed_run_begins_anew_and_says_what_that_costs(caplog: pytest.LogCaptureFixture) -> None:
     first, optimizer = attached(small(), plan())
     train(first, optimizer, 6)
     state = json.loads(json.dumps(first.state_dict()))
@@ -246,8 +249,12 @@ def test_a_resumed_run_begins_anew_and_says_what_that_costs() -> None:
     first.detach()
     second, optimizer = attached(small(), plan())
     second.load_state_dict(state)
-    train(second, optimizer, 6, start=6)
+    with caplog.at_level(logging.WARNING, logger="groupclip"):
+        train(second, optimizer, 6, start=6)
     assert (second.ledger.steps, second.ledger.rounds) == (12, 4)
+    (warned,) = [each.getMessage() for each in caplog.records]
+    assert "begun anew at step 7" in warned and "Stop after step 10 to keep it" in warned  # 6 and 4 steps: 3 rounds, the plan's
+    assert plan().rounds() == rounds_in((0, 6), 10, BANDS) < rounds_in((0, 6), 11, BANDS)
     told = second.statement(delta=1e-5)
     assert "1 of these rounds came on top, because the noise was begun anew when the run was resumed" in told
     record = json.loads(json.dumps(second.record(delta=1e-5).to_dict()))

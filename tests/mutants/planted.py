@@ -1274,6 +1274,12 @@ CORRELATED = (
         ("engine/factorised.py", "not goes_on or not self._noise.fits(_tensors(slots))", "not goes_on"),
     ),
     mutant(
+        "a run that goes on past its plan's rounds",
+        "a run spends no more than the epsilon it was given",
+        "tests/run/test_correlated.py",
+        ("run/loop.py", "for step in itertools.islice(taken, self.last - self.ledger.steps):", "for step in taken:"),
+    ),
+    mutant(
         "another training's state over steps of one's own",
         "epsilon is of every released step",
         "tests/engine/test_state.py",
@@ -1289,7 +1295,7 @@ CORRELATED = (
         "batches of one's own with correlated noise",
         "a sample's steps are b apart",
         "tests/engine/test_factorised.py",
-        ("engine/step.py", "self._factorised.begins(self._owner.claimed if own else None, self._slots)", "self._ledger.steps == 0"),
+        ("engine/step.py", "kept.begins(claimed, self._slots, self._ledger)", "self._ledger.steps == 0"),
     ),
     mutant(
         "correlated noise under thresholds that move",

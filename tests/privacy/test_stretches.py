@@ -9,7 +9,7 @@ from groupclip.errors import BudgetExceeded
 from groupclip.privacy.composition import composed_epsilon
 from groupclip.privacy.ledger import Ledger, charged_in
 from groupclip.privacy.mechanism import Mechanism
-from groupclip.privacy.stretches import begun_at, checked_begun, rounds_in
+from groupclip.privacy.stretches import begun_at, checked_begun, last_step, rounds_in
 
 PLAN = Mechanism(dataset_size=1_000, expected_batch_size=50, steps=20, noise_multiplier=2.0, adjacency="zero-out", bands=4)
 
@@ -27,6 +27,15 @@ def test_a_stretch_begins_once():
     assert begun_at((), 0, 4, anew=False) == (0,) and begun_at((0,), 0, 4, anew=True) == (0,)
     assert begun_at((0,), 3, 4, anew=False) == (0,) and begun_at((0,), 3, 4, anew=True) == (0, 3)
     assert begun_at((), 3, 1, anew=True) == ()
+
+
+@pytest.mark.parametrize(
+    ("begun", "steps", "bands", "last"),
+    [((), 0, 4, 12), ((0,), 4, 4, 12), ((0,), 5, 4, 9), ((0, 5), 7, 4, 7), ((0, 1, 2, 3), 4, 4, 4), ((), 5, 1, 12)],
+)
+def test_the_last_step_within_the_plans_rounds(begun, steps, bands, last):
+    assert last_step(begun, steps, 12, bands) == last
+    assert rounds_in((*begun, steps), last, bands) <= max(rounds_in(begun, steps, bands), rounds_in((), 12, bands))
 
 
 @pytest.mark.parametrize("found", [[0, 0], [3, 1], [-1], [5], ["0"], [True], (0,), None, [0.0]])

@@ -7,7 +7,7 @@ import pytest
 
 from groupclip.errors import PrivacyViolation
 from groupclip.privacy.mechanism import Mechanism
-from groupclip.run import ConfigError, RunInterrupted, resume, start
+from groupclip.run import Beginning, ConfigError, Nobody, RunInterrupted, resume, start
 from groupclip.run.journal import read_begun, read_journal
 from groupclip.statement.verified import differences
 from small_runs import REQUEST, SELDOM, At, StopAfter
@@ -40,17 +40,63 @@ def test_a_whole_run(tmp_path):
     assert "bands: 4" in (tmp_path / "run" / "run.yaml").read_text()
 
 
-def test_a_stop_and_a_resume_cost_a_round(tmp_path):
+class Hearing(Nobody):
+    """Keeps what it hears at the beginning."""
+
+    def begin(self, beginning: Beginning) -> None:
+        self.heard = beginning
+
+
+def test_a_stop_and_a_resume_cost_a_round_and_epsilon_is_not_passed(tmp_path):
+    """3 and 4 steps of 4 bands are the plan's 2 rounds: the 8th step would be of a third."""
+    out = tmp_path / "run"
+    told_at_stop = r"stopped after step 3 of 8; go on with: .*\nThen the run ends after step 7 of 8, or it would pass"
+    with pytest.raises(RunInterrupted, match=told_at_stop):
+        start(BANDED, out, checkpoint_seconds=SELDOM).train(StopAfter(3))
+    hearing = Hearing()
+    outcome = resume(out).train(hearing)
+    assert "the run ends after step 7 of 8, or it would pass epsilon 3" in hearing.heard.ends and "--bands 1" in hearing.heard.ends
+    assert hearing.heard.ends in outcome.findings
+    record = told(outcome)
+    assert (record["rounds"], record["steps_taken"], outcome.steps, outcome.updates) == (2, 7, 7, 7)
+    assert record["epsilon"] == plan_of(record).spent(delta=record["delta"], rounds=2).epsilon == outcome.epsilon <= 3.0
+    assert differences(record) == []
+    assert "ended before the last" in record["told"]["early_stopping"]
+    shown = [row["epsilon"] for row in rows(out)]
+    assert shown == sorted(shown) and shown[-1] == pytest.approx(record["epsilon"], rel=1e-9)
+    assert [row["step"] for row in rows(out)] == list(range(1, 8)) and "test_accuracy" in rows(out)[-1]
+
+
+def test_a_stop_at_the_end_of_a_round_costs_none(tmp_path):
+    out = tmp_path / "run"
+    with pytest.raises(RunInterrupted) as stopped:
+        start(BANDED, out, checkpoint_seconds=SELDOM).train(StopAfter(4))
+    assert "ends after" not in str(stopped.value)
+    hearing = Hearing()
+    outcome = resume(out).train(hearing)
+    assert (outcome.steps, told(outcome)["rounds"], hearing.heard.ends) == (8, 2, "")
+    assert (hearing.heard.bands, hearing.heard.rounds) == (4, 2)
+    assert not any("ends after" in finding for finding in outcome.findings)
+
+
+def test_a_run_of_one_band_takes_all_steps_after_a_stop(tmp_path):
+    with pytest.raises(RunInterrupted) as stopped:
+        start(REQUEST, tmp_path / "run", checkpoint_seconds=SELDOM).train(StopAfter(3))
+    assert "ends after" not in str(stopped.value)
+    assert resume(tmp_path / "run").train().steps == 8
+
+
+def test_where_no_round_is_left_a_run_that_goes_on_ends_with_what_it_has(tmp_path):
     out = tmp_path / "run"
     with pytest.raises(RunInterrupted):
         start(BANDED, out, checkpoint_seconds=SELDOM).train(StopAfter(3))
-    outcome = resume(out).train()
+    with pytest.raises(RunInterrupted, match="Then the run ends after step 5 of 8"):
+        resume(out, checkpoint_seconds=SELDOM).train(StopAfter(5))
+    outcome = resume(out).train(keep_resume=True)
     record = told(outcome)
-    assert (record["rounds"], record["steps_taken"]) == (3, 8)  # 3 and 5 steps of 4 bands: 1 and 2 rounds
-    assert record["epsilon"] == plan_of(record).spent(delta=record["delta"], rounds=3).epsilon == outcome.epsilon
-    assert differences(record) == []
-    shown = [row["epsilon"] for row in rows(out)]
-    assert shown == sorted(shown) and shown[-1] == pytest.approx(record["epsilon"], rel=1e-9)
+    assert (record["rounds"], record["steps_taken"], outcome.updates) == (2, 5, 5) and outcome.epsilon <= 3.0
+    again = resume(out).train()  # as a finished run does: it writes the same once more
+    assert (again.steps, again.epsilon) == (5, outcome.epsilon)
 
 
 def leave() -> None:
@@ -58,15 +104,15 @@ def leave() -> None:
 
 
 def test_crashes_cost_a_round_each(tmp_path):
-    """Three processes without a checkpoint since the beginning, at 3, 4 and 8 steps: 1, 1 and 1 rounds, and not 2 as one."""
+    """Two processes without a checkpoint since the beginning, at 3 and 4 steps: 1 and 1 rounds, and not 1 as one."""
     out = tmp_path / "run"
     with pytest.raises(SystemExit):
         start(BANDED, out, checkpoint_seconds=SELDOM).train(At(3, leave))
     with pytest.raises(SystemExit):
         resume(out, checkpoint_seconds=SELDOM).train(At(4, leave))
     record = told(resume(out).train())
-    assert record["steps_taken"] == 8 and record["rounds"] == 3
-    assert record["epsilon"] == plan_of(record).spent(delta=record["delta"], rounds=3).epsilon
+    assert record["steps_taken"] == 4 and record["rounds"] == 2  # of 2: none is left
+    assert record["epsilon"] == plan_of(record).spent(delta=record["delta"], rounds=2).epsilon <= 3.0
 
 
 def test_steps_of_which_the_journal_does_not_tell_are_a_round_each(tmp_path):
@@ -79,7 +125,8 @@ def test_steps_of_which_the_journal_does_not_tell_are_a_round_each(tmp_path):
     for name, content in copy.items():
         (out / "resume" / name).write_bytes(content)
     record = told(resume(out).train())
-    assert record["steps_taken"] == 8 and record["rounds"] == 3 + 2
+    assert record["steps_taken"] == 3 and record["rounds"] == 3  # of 2: no step is taken any more, and epsilon is told
+    assert record["epsilon"] == plan_of(record).spent(delta=record["delta"], rounds=3).epsilon > 3.0
 
 
 @pytest.mark.parametrize("begun", ["[0, true]", "7", '["0"]'])

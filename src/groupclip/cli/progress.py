@@ -74,10 +74,13 @@ class Terminal:
             f"({groups.style}), "
             f"{config.steps} steps of {config.batch_size} {beginning.unit}s on average, noise multiplier "
             f"{beginning.noise_multiplier:.4g} for epsilon {config.epsilon:g} at delta {config.delta:g}"
+            + (f", correlated over {beginning.bands} bands: {beginning.rounds} rounds" if beginning.bands > 1 else "")
         )
         if beginning.done:
             lost = f"; the updates of {beginning.lost} of them were lost in a crash" if beginning.lost else ""
             self._say(f"resumed: {beginning.done} steps are charged already{lost}")
+        if beginning.ends:
+            self._say(beginning.ends)
         self._bar.start()
         self._task = self._bar.add_task(
             "training",

@@ -54,7 +54,12 @@ SETTINGS = (
     click.option("--hardened", is_flag=True, default=None, help="Draw the noise on a grid, against floating-point attacks."),
     *SAMPLING,
     click.option("--budget", help="Take every step from the budget in this file: see groupclip budget new."),
-    click.option("--epsilon", type=float, help="Set the epsilon that the whole run may spend."),
+    click.option(
+        "--epsilon",
+        type=float,
+        help="Set the epsilon that the whole run may spend. With --bands, a run that was stopped may end before its last step, not "
+        "to pass it.",
+    ),
     click.option(
         "--no-privacy",
         is_flag=True,
@@ -154,7 +159,9 @@ def train(
     The task's recipe sets what you leave out; the run writes all settings to OUT/run.yaml. Every step is charged on the disk
     before it is taken. Every 30 seconds a checkpoint is written, at the end of a step. A crash loses the work since then, and the
     lost steps stay charged. Ctrl-C (exit code 130) and SIGTERM (143) finish the step, write a checkpoint and say how to go on; a
-    second signal stops at once. Processes that torchrun starts train one model together; the first one tells of it and writes.
+    second signal stops at once. With --bands, going on costs a round of noise, unless the steps so far are a multiple of the bands:
+    the run then ends before it would pass --epsilon, and says at which step. Processes that torchrun starts train one model
+    together; the first one tells of it and writes.
 
     \b
     Examples:

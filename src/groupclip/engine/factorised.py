@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -14,9 +15,12 @@ from ..noise.correlated import CorrelatedNoise
 from ..noise.grid import HardenedNoise
 from ..noise.jointly import add_to_all
 from ..noise.sources import NoiseSource
+from ..privacy.ledger import Ledger
 from ..privacy.mechanism import Mechanism
 from ..privacy.toeplitz import coefficients
 from ..sampling.claims import Drawn, Run
+
+_log = logging.getLogger("groupclip")
 
 
 class Factorised:
@@ -37,12 +41,13 @@ class Factorised:
         self._anew = True
         self._refused = ""
 
-    def begins(self, batch: Drawn | None, slots: Sequence[Slot]) -> bool:
+    def begins(self, batch: Drawn | None, slots: Sequence[Slot], ledger: Ledger) -> bool:
         """Return whether the noise of the next step, which :meth:`add` draws, is begun anew.
 
         Args:
             batch: on which the step is, if that is one of groupclip's, whole and in turn.
             slots: all of the engine, as for :meth:`add`.
+            ledger: which hasn't counted the step yet. Where a beginning leads past its plan, that is told.
 
         Raises:
             PrivacyViolation: it isn't, or an earlier step wasn't: which part of the data comes next isn't known then.
@@ -54,6 +59,13 @@ class Factorised:
         self._next = (batch.run, batch.step)
         goes_on = self._taken == (batch.run, batch.step - 1) and self._noise.is_whole
         self._anew = not goes_on or not self._noise.fits(_tensors(slots))  # before the step is charged
+        last, planned = ledger.last_step, ledger.mechanism.steps
+        if self._anew and last < planned:
+            _log.warning(
+                f"correlated noise is begun anew at step {ledger.steps + 1}, which costs a round of its own: with more than {last} "
+                f"of the {planned} planned steps, epsilon passes the figure that the plan was made for. Stop after step {last} to "
+                "keep it; engine.epsilon(delta=..) counts what is spent"
+            )
         return self._anew
 
     def add(self, noise: NoiseSource, slots: Sequence[Slot], stds: Mapping[str, float], sums: Mapping[int, Tensor]) -> None:

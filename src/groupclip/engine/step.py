@@ -167,11 +167,11 @@ class PrivateStep:
                 self._owner.resumed_at = self._ledger.steps
             own = self._owner.claim(self.samples.most, self.samples.passes)
             own = own if self._together is None else self._together.is_claimed(own)
-            anew = self._factorised is not None and self._factorised.begins(self._owner.claimed if own else None, self._slots)
+            kept, claimed = self._factorised, self._owner.claimed if own else None
+            anew = kept is not None and kept.begins(claimed, self._slots, self._ledger)
             self._ledger.record("groupclip" if own else "user", anew=anew)
             self.released = True
-            if not own:
-                self._say_whose_sampling()
+            self._say_whose_sampling(own)
             self._make_private(found, self._ledger.mechanism.expected_batch_size)
         self.samples.forget()
         self._show_plain()
@@ -209,9 +209,9 @@ class PrivateStep:
             self._amounts.discard()
         return given_up
 
-    def _say_whose_sampling(self) -> None:
-        """Once an engine, in its first such step: the statement would say it when all is spent."""
-        if self._owner is None or self._warned:
+    def _say_whose_sampling(self, own: bool) -> None:
+        """Once an engine, in its first step that isn't on its ``own`` batch: the statement would say it when all is spent."""
+        if own or self._owner is None or self._warned:
             return
         self._warned = True
         if self._owner.draws():

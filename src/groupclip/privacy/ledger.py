@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from groupclip.errors import BudgetExceeded, PrivacyViolation
 from groupclip.privacy.mechanism import Mechanism
 from groupclip.privacy.spent import PrivacySpent
-from groupclip.privacy.stretches import begun_at, checked_begun, rounds_in
+from groupclip.privacy.stretches import begun_at, checked_begun, last_step, rounds_in
 
 SAMPLERS = ("groupclip", "user")
 _KEYS = {"version", "mechanism", "plan_hash", "steps"}
@@ -95,6 +95,11 @@ class Ledger:
     def begun_next(self) -> tuple[int, ...]:
         """Return how many steps there had been whenever correlated noise was begun, if the next step begins it anew."""
         return begun_at(self._begun, self.steps, self.mechanism.band_count, anew=True)
+
+    @property
+    def last_step(self) -> int:
+        """The last step, from 1, that stays within the plan's rounds, and so its epsilon, if the next begins the noise anew."""
+        return last_step(self._begun, self.steps, self.mechanism.steps, self.mechanism.band_count)
 
     def rounds_after(self, steps: int) -> int:
         """Return the same after so many steps in all, none of whose noise is begun anew."""

@@ -15,6 +15,16 @@ def rounds_in(begun: Sequence[int], steps: int, bands: int) -> int:
     return sum(-(-(end - start) // bands) for start, end in pairwise(borders))
 
 
+def last_step(begun: Sequence[int], steps: int, planned: int, bands: int) -> int:
+    """Return how many steps in all stay within the rounds of a plan, if the step that follows ``steps`` begins the noise anew.
+
+    Args:
+        planned: steps of the plan, whose noise was meant to be begun once.
+    """
+    left = rounds_in((), planned, bands) - rounds_in(begun, steps, bands)
+    return min(planned, steps + max(0, left) * bands)
+
+
 def begun_at(begun: Sequence[int], steps: int, bands: int, *, anew: bool) -> tuple[int, ...]:
     """Return ``begun`` with the step that follows ``steps`` steps, whose noise is begun ``anew`` or goes on."""
     starts = bands > 1 and (anew or steps == 0) and steps not in begun

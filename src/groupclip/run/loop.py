@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from dataclasses import dataclass, replace
@@ -30,6 +31,15 @@ from .shortage import is_shortage
 from .steps import PrivateSteps
 
 
+def ended(config: RunConfig, last: int) -> str:
+    """Say where a run ends whose interruptions cost rounds of correlated noise."""
+    return (
+        f"the run ends after step {last} of {config.steps}, or it would pass epsilon {config.epsilon:g}: noise that is correlated "
+        "over steps is begun anew by a run that goes on, which costs a round (none where all stops are at multiples of --bands). "
+        f"If stops are to come, --bands 1 takes all steps; --steps {last} plans for no more than these"
+    )
+
+
 @dataclass(frozen=True)
 class _Kept:
     """The files of a run that grow with every step."""
@@ -43,7 +53,12 @@ class _Kept:
 
 
 class Loop:
-    """Takes the planned steps that are left. The ledger counts every charged step when it begins."""
+    """Takes the planned steps that are left, and none that would lead past the plan's epsilon. The ledger counts every charged
+    step when it begins.
+
+    Attributes:
+        last: the step after which the run ends.
+    """
 
     def __init__(
         self,
@@ -60,7 +75,8 @@ class Loop:
         self.ledger = trainer.engine.ledger
         self.progress = progress
         self.evaluation: Evaluation | None = None  # of the weights as they are
-        self._curve = EpsilonCurve(self.ledger, config.delta)
+        self.last = self.ledger.last_step  # the plan's, unless interruptions cost rounds of correlated noise
+        self._curve = EpsilonCurve(self.ledger, config.delta, self.last)
         self._seconds, self._workers = checkpoint_seconds, workers
         self._saved = time.monotonic()
         self._company = company()
@@ -83,11 +99,11 @@ class Loop:
             self._batches(), lambda: self._company.first(partial(self._charge, kept), "charging a step")
         )
         try:
-            for step in taken:
+            for step in itertools.islice(taken, self.last - self.ledger.steps):
                 stop = self._company.any(partial(self._after, step, kept, observer), "what follows a step")
                 if stop:
                     self._company.first(self.save, "the checkpoint")
-                    raise RunInterrupted(f"stopped after step {step} of {steps}; {going_on}")
+                    raise RunInterrupted(f"stopped after step {step} of {steps}; {going_on}{self._told_cost()}")
         except RunInterrupted:
             raise
         except Exception as error:
@@ -108,6 +124,10 @@ class Loop:
             taken.close()
             if kept is not None:
                 kept.close()
+
+    def _told_cost(self) -> str:
+        last = self.ledger.last_step
+        return "" if last == self.config.steps else f"\nThen {ended(self.config, last)}"
 
     def _open(self) -> _Kept:
         with said_plainly("opening the run's files", f"go on with: {self.folder.resume_command()}"):
@@ -135,7 +155,7 @@ class Loop:
                 kept.metrics.append(row_text(row))
             observer.step(row)
         self.trainer.optimizer.zero_grad()
-        stop = observer.stop_requested() and step < self.trainer.mechanism.steps
+        stop = observer.stop_requested() and step < self.last
         if kept is not None and not stop and time.monotonic() - self._saved >= self._seconds:
             self.save()
         return stop
@@ -198,7 +218,7 @@ class Loop:
             "noisy_gradient_norm": noisy_norms(self.trainer.engine),
         }
         every = self.config.eval_every
-        if every and (step % every == 0 or step == self.config.steps):
+        if every and (step % every == 0 or step == self.last):
             self.evaluation = evaluate(self.trainer.released, self.task, self.trainer.device)
             row["test_accuracy"] = self.evaluation.test_accuracy
             if self.evaluation.public_loss is not None and math.isfinite(self.evaluation.public_loss):

@@ -37,17 +37,18 @@ class EpsilonCurve:
     """Epsilon after any number of steps, computed at about 50 of them.
 
     One evaluation takes tens of milliseconds, too long for every step. Between two points the later one's
-    epsilon is given: epsilon grows with the steps, so this is never too small.
+    epsilon is given: epsilon grows with the steps, so this is never too small. ``last``: no step comes after it.
     """
 
-    def __init__(self, ledger: Ledger, delta: float) -> None:
+    def __init__(self, ledger: Ledger, delta: float, last: int | None = None) -> None:
+        self._last = ledger.mechanism.steps if last is None else last
         self._ledger, self._mechanism, self._delta = ledger, ledger.mechanism, delta
         mechanism = self._mechanism
         self._every = math.ceil(mechanism.steps / _POINTS)
         self._known: dict[tuple[int, int], float] = {}
 
     def at(self, step: int) -> float:
-        point = min(math.ceil(step / self._every) * self._every, self._mechanism.steps)
+        point = min(math.ceil(step / self._every) * self._every, max(step, self._last))
         known = point, self._ledger.rounds_after(point)
         if known not in self._known:
             self._known[known] = self._mechanism.spent(delta=self._delta, steps=point, rounds=known[1]).epsilon

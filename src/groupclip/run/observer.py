@@ -12,7 +12,11 @@ from .config import RunConfig
 
 @dataclass(frozen=True)
 class Beginning:
-    """Holds what is known before a process's first step. ``done``: steps charged before it. ``unit``: of privacy."""
+    """Holds what is known before a process's first step. ``done``: steps charged before it. ``unit``: of privacy.
+
+    bands, rounds: of the plan with correlated noise; (1, the steps) with independent noise.
+    ends: why the run ends before its last planned step; empty if it doesn't.
+    """
 
     config: RunConfig
     partition: Partition
@@ -20,6 +24,9 @@ class Beginning:
     done: int
     lost: int
     unit: str = "sample"
+    bands: int = 1
+    rounds: int = 0
+    ends: str = ""
 
 
 class Observer(Protocol):

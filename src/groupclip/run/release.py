@@ -62,20 +62,22 @@ def write_release(
 
 def record_of(config: RunConfig, task: Task, trainer: Trainer) -> PrivacyRecord:
     """Return the record of a run, which says which weights are released."""
-    record = replace(trainer.engine.record(delta=config.delta), told=told_of(config, task))
+    record = trainer.engine.record(delta=config.delta)
+    record = replace(record, told=told_of(config, task, record.steps))
     return record if trainer.average is None else replace(record, weights=trainer.average.told)
 
 
-def told_of(config: RunConfig, task: Task) -> Told:
+def told_of(config: RunConfig, task: Task, steps: int) -> Told:
     """Return what a run knows of what was read of the data, and what its settings tell."""
     reading = f"No: {task.description['preprocessing']}." if "preprocessing" in task.description else ""
     hashed = "No: words are hashed into buckets that were fixed beforehand."
+    early = "" if steps == config.steps else " Interruptions cost rounds of correlated noise, so the run ended before the last."
     known = {
         "vocabulary": "No: there is none." if task.vocabulary is None else hashed,
         "constants": reading,
         "early_stopping": (
             "No: the number of steps was fixed beforehand. Evaluations on held-out records, at steps fixed beforehand, changed "
-            "nothing."
+            f"nothing.{early}"
         ),
     }
     return Told.from_dict({**known, **config.told})

@@ -13,6 +13,7 @@ from ..partition.styles import PLANNED
 from ..privacy.mechanism import Mechanism
 from ..privacy.planned import AUTO
 from ..privacy.reservation import Reservation
+from ..privacy.stretches import checked_begun, last_step
 from ..tasks import Task
 from ..tasks.telling import Told
 from . import checkpoint
@@ -117,7 +118,8 @@ def _read(folder: RunFolder, request: Mapping[str, Any], workers: int, told: Tol
             "the run can only go on with the same data; put them back, or start another run"
         )
     _refuse_another_plan(config, task, mechanism)
-    _refuse_finished(folder, counted, mechanism.steps)
+    begun = checked_begun(saved.engine["ledger"].get("begun", []), counted, mechanism.band_count)
+    _refuse_finished(folder, counted, last_step(begun, counted, mechanism.steps, mechanism.band_count))
     rows = read_rows(folder.metrics)  # now, and not when all is done
     shown = steps_told(folder.metrics, rows, mechanism.steps)
     charged = min(max(counted, read_journal(folder.journal), shown), mechanism.steps)
@@ -176,9 +178,9 @@ def _refuse_another_plan(config: RunConfig, task: Task, mechanism: Mechanism) ->
         )
 
 
-def _refuse_finished(folder: RunFolder, counted: int, planned: int) -> None:
+def _refuse_finished(folder: RunFolder, counted: int, last: int) -> None:
     """Raise ConfigError if there are results of the whole plan beside an older checkpoint, which would overwrite them."""
-    if (folder.release / "privacy.json").is_file() and counted < planned:
+    if (folder.release / "privacy.json").is_file() and counted < last:
         raise ConfigError(
             f"the run in {folder.root} is finished, its release is in {folder.release}, and {folder.resume} is an older copy, "
             f"of step {counted}: going on from it would put fewer updates in place of that release. Delete {folder.resume}"

@@ -25,7 +25,7 @@ from .folder import RunFolder, new_folder, refuse_used
 from .guessing import findings
 from .journal import Journal
 from .loading import loaded
-from .loop import Loop
+from .loop import Loop, ended
 from .metrics import read_rows
 from .observer import Beginning, Nobody, Observer
 from .pretraining import check_pretrainable, pretrained
@@ -44,7 +44,7 @@ class Outcome:
 
     test_accuracy: share of held-out records that are right; None if the run never evaluates, as is
     majority_share: what naming their commonest class for all of them has.
-    findings: sentences for a person about a run that learnt little or nothing.
+    findings: sentences for a person about a run that learnt little or nothing, or ended early.
     """
 
     out: Path
@@ -175,13 +175,21 @@ class Run:
                 self._pretrain(watcher)
             lost = sum(last - first + 1 for first, last in self.loop.progress.lost)
             sigma = self.trainer.noise_multiplier
+            plan = self.trainer.mechanism
             watcher.begin(
-                Beginning(self.config, self.trainer.groups, sigma, self.loop.ledger.steps, lost, self.task.unit)
-            )
+                Beginning(
+                    self.config, self.trainer.groups, sigma, self.loop.ledger.steps, lost, self.task.unit, plan.band_count,
+                    plan.rounds(), self._ends,
+                )
+            )  # fmt: skip
             self.loop.run(watcher)
             return self._publish(company().first(self._evaluated_and_saved, "the results"), keep_resume)
         finally:
             self.folder.close()
+
+    @property
+    def _ends(self) -> str:
+        return "" if self.loop.last == self.config.steps else ended(self.config, self.loop.last)
 
     def _pretrain(self, watcher: Observer) -> None:
         """Pretrain before the first private step; an interruption here loses the pretraining and spends no privacy."""
@@ -235,5 +243,5 @@ class Run:
             noise_multiplier=trainer.noise_multiplier,
             test_accuracy=None if evaluation is None else evaluation.test_accuracy,
             majority_share=None if evaluation is None else evaluation.majority_share,
-            findings=findings(self.config, self.task, evaluation),
+            findings=(*findings(self.config, self.task, evaluation), *([self._ends] if self._ends else [])),
         )
