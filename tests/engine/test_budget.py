@@ -1,6 +1,7 @@
 """Engines that draw on one budget: one figure for parts of a model, and no step that wasn't set aside."""
 
 import dataclasses
+import errno
 import itertools
 from pathlib import Path
 
@@ -73,6 +74,47 @@ def test_a_step_that_cannot_be_charged_moves_nothing(budget):
     with pytest.raises(BudgetExceeded, match="was closed"):
         train(model, optimizer, engine, 1)
     assert torch.equal(model.weight.detach(), before) and engine.ledger.steps == 0
+
+
+@pytest.mark.parametrize("bands", [1, 2])
+def test_a_step_that_a_full_disk_refused_is_groupclips_when_it_comes_again(tmp_path, monkeypatch, bands):
+    plan = dataclasses.replace(PLAN, adjacency="zero-out", bands=bands)
+    budget = gc.Budget(tmp_path / "banded", epsilon=20.0, delta=1e-5, adjacency="zero-out")
+    model, optimizer, engine = attached(budget, plan)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for number, batch in enumerate(gc.poisson_batches(DATA, plan)):
+        optimizer.zero_grad()
+        for (x,) in batch:
+            engine.backward(model(x).square().sum(1))
+        if number in (0, 2):
+            before = model.weight.detach().clone()
+            with monkeypatch.context() as disk:
+                disk.setattr("groupclip.durable.os.write", full)
+                for _ in range(2):
+                    with pytest.raises(OSError, match="No space"):
+                        optimizer.step()
+            assert torch.equal(model.weight.detach(), before) and engine.ledger.steps == number
+        optimizer.step()
+    assert engine.ledger.steps_by_sampler == {"groupclip": 4, "user": 0} and engine.ledger.rounds == plan.rounds()
+    (entry,) = budget.entries
+    assert (entry.taken, entry.theirs) == (4, 0)
+    assert engine.epsilon(delta=1e-5) == plan.epsilon(delta=1e-5)
+
+
+def test_a_batch_that_had_its_step_is_not_groupclips_again(budget):
+    model, optimizer, engine = attached(budget)
+    for batch in gc.poisson_batches(DATA, PLAN):
+        parts = [x for (x,) in batch]
+        for _ in range(2):
+            optimizer.zero_grad()
+            for x in parts:
+                engine.backward(model(x).square().sum(1))
+            optimizer.step()
+        break
+    assert engine.ledger.steps_by_sampler == {"groupclip": 1, "user": 1}
 
 
 def test_a_saved_run_goes_on_with_its_own_entry(budget):

@@ -1106,6 +1106,12 @@ ACCOUNTING = (
         ("sampling/claims.py", "if acting > batch.acting:", "if False:"),
     ),
     mutant(
+        "a second step on one batch vouched for",
+        "epsilon is for batches that chance alone chose",
+        "tests/engine/test_budget.py",
+        ("engine/step.py", "            self._owner.claim()  # only now", "            # only now"),
+    ),
+    mutant(
         "half a batch vouched for",
         "a statement says groupclip's sampling only for steps on whole batches of it",
         "tests/sampling/test_claims.py",

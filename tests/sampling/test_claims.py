@@ -40,7 +40,9 @@ def join(mechanism, engine):
 
 
 def claim(mechanism, engine, samples, passes=()):
-    return ENGINES[mechanism, engine].claim(samples, passes)
+    fits = ENGINES[mechanism, engine].fits(samples, passes)
+    ENGINES[mechanism, engine].claim()
+    return fits
 
 
 def sampled(mechanism=PLAN, microbatch=7, start=0):
@@ -51,6 +53,25 @@ def test_batches_under_a_key_that_was_given_are_not_groupclips():
     """Who gave the key may know it, and then the batches are no secret."""
     for logical_batch in poisson_batches(list(range(200)), PLAN, key=KEY):
         assert not claim(PLAN, 1, sum(len(batch) for batch in logical_batch))
+
+
+def test_a_step_that_could_not_be_counted_may_be_taken_again():
+    owner = ENGINES[PLAN, 1]
+    for logical_batch in sampled():
+        seen = sum(len(batch) for batch in logical_batch)
+        assert owner.fits(seen) and owner.fits(seen)  # the first one wasn't charged
+        owner.claim()
+        assert not owner.fits(seen)
+
+
+def test_a_step_after_batches_that_were_left_out_is_the_users_also_when_it_is_tried_again():
+    owner = ENGINES[PLAN, 1]
+    for number, logical_batch in enumerate(sampled()):
+        seen = sum(len(batch) for batch in logical_batch)
+        if number in (1, 2):
+            assert not any(owner.fits(seen) for _ in range(number))
+        if number == 2:
+            return
 
 
 def test_a_step_on_a_whole_batch_is_groupclips_once():

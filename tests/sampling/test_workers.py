@@ -171,7 +171,7 @@ def test_batches_read_in_part_late_or_in_another_order(monkeypatch):
     run = iter(poisson_batches(list(range(200)), PLAN, 5, num_workers=1))
     first = next(run)
     assert same(list(itertools.islice(first, 1)), expected[0][:1])
-    assert not engine.claim(sum(map(len, expected[0])))
+    assert not engine.fits(sum(map(len, expected[0])))
     assert same(list(first.again(3)), [piece for part in expected[0] for piece in part.split(3)])
     second, third = next(run), next(run)
     assert same(list(third), expected[2])

@@ -165,11 +165,12 @@ class PrivateStep:
             # Counted first: whatever interrupts what follows, no noise is added that isn't counted.
             if self._owner.resumed_at is not None:  # batches lost in a crash may have been counted since
                 self._owner.resumed_at = self._ledger.steps
-            own = self._owner.claim(self.samples.most, self.samples.passes)
+            own = self._owner.fits(self.samples.most, self.samples.passes)
             own = own if self._together is None else self._together.is_claimed(own)
             kept, claimed = self._factorised, self._owner.claimed if own else None
             anew = kept is not None and kept.begins(claimed, self._slots, self._ledger)
             self._ledger.record("groupclip" if own else "user", anew=anew)
+            self._owner.claim()  # only now: a step that couldn't be charged may come again
             self.released = True
             self._say_whose_sampling(own)
             self._make_private(found, self._ledger.mechanism.expected_batch_size)
@@ -295,6 +296,4 @@ _NOT_ONE_BATCH = (
 _YOUR_OWN = (
     "It counts as your own sampling, and no epsilon is stated unless you vouch for it by sampling_vouched_by_user=True"
 )
-_BROKEN = (
-    f"an earlier backward pass of this logical batch failed half-way, so p.grad holds a part of its samples; {AGAIN}"
-)
+_BROKEN = f"an earlier backward pass of this logical batch failed half-way, so p.grad holds a part of its samples; {AGAIN}"

@@ -143,7 +143,7 @@ class Owner:
         since: its number. Batches with smaller numbers were drawn before it was attached, and are of another engine's run.
         training: a name that engines have in common where one goes on from the state of another. Chance alone chose it.
         resumed_at: steps that were counted when a state was loaded, and no step was taken since; None where none was.
-        claimed: the batch that :meth:`claim` found last.
+        claimed: the batch that :meth:`fits` found last.
     """
 
     def __init__(self, mechanism: Mechanism) -> None:
@@ -152,6 +152,7 @@ class Owner:
         self.training = uuid.uuid4().hex
         self.resumed_at: int | None = None
         self.claimed: Drawn | None = None
+        self._found: tuple[list[Drawn], list[Run]] = [], []  # by the last look: under way, and left out
         with _lock:
             _joined.add(self)
 
@@ -165,14 +166,14 @@ class Owner:
         with _lock:
             return sum(other.mechanism == self.mechanism for other in _joined) == 1
 
-    def claim(self, samples: int, passes: Sequence[Marks] = ()) -> bool:
-        """Was a step that saw ``samples`` samples, in these ``passes``, on a logical batch of groupclip's?
+    def fits(self, samples: int, passes: Sequence[Marks] = ()) -> bool:
+        """Is a step that saw ``samples`` samples, in these ``passes``, on a logical batch of groupclip's? :meth:`claim` claims it.
 
         True if a logical batch of this mechanism, under a secret key, is in use, wholly handed out, of exactly ``samples``
-        samples, not yet claimed, and none that was drawn before it was left out; it is claimed then. So a step on half a batch, on
-        a batch plus other samples, a second step on one batch, or the first one after batches that had none counts as the user's
-        own sampling. Where the model was called with rows as they were handed out, they must be the rows of this batch, each
-        once; where it was called with something computed from them, their number alone is compared.
+        samples, not yet claimed, and none that was drawn before it was left out. So a step on half a batch, on a batch plus other
+        samples, a second step on one batch, or the first one after batches that had none counts as the user's own sampling.
+        Where the model was called with rows as they were handed out, they must be the rows of this batch, each once; where it
+        was called with something computed from them, their number alone is compared.
         """
         owner = self.since
         fitting = {b: compare(passes, b.rows, b.before) for b in self._candidates(samples) if b.run.secret}
@@ -183,14 +184,22 @@ class Owner:
             under_way = [b for b in _in_use() if b.begun and b.run.mechanism == self.mechanism and b.number > owner]
             used = [b for b in under_way if b.run.is_of(owner) or b.run.is_nobodys]
         left = self._left({b.run for b in used})
-        for run in left:
-            run.settle(owner)
-        for batch in used:
-            batch.claimed_by.add(owner)
-            batch.run.done_with(batch, owner)
-            batch.run.trainings.add(self.training)
         self.claimed = used[0] if in_turn else None
+        self._found = used, left
+        if in_turn and not left:  # one that can't be charged may come again or be given up: what is in it decides neither
+            used[0].run.done_with(used[0], owner)
         return bool(in_turn) and not left
+
+    def claim(self) -> None:
+        """Claim what :meth:`fits` found, when the step is counted: one that couldn't be counted may be taken again."""
+        (used, left), self._found = self._found, ([], [])
+        self.resumed_at = None
+        for run in left:
+            run.settle(self.since)
+        for batch in used:
+            batch.claimed_by.add(self.since)
+            batch.run.done_with(batch, self.since)
+            batch.run.trainings.add(self.training)
 
     def check_dealt(self, part: tuple[int, int]) -> None:
         """Check that batches under way are this rank's ``part`` of batches of all ranks.
@@ -243,7 +252,6 @@ class Owner:
         left = [run for run in runs if run not in used and run.was_left(self.since, self.alone)]
         if self.resumed_at is not None:
             left += [run for run in runs if run.was_begun_again(self.resumed_at, self.since, self.training)]
-            self.resumed_at = None
         return left
 
 
