@@ -54,17 +54,22 @@ def test_tensors_together_get_what_they_get_one_after_another(two_threads, monke
     assert not torch.equal(made[0][0][:20_001], made[0][1])  # the twin: not one draw for all
 
 
-def test_an_error_in_any_thread_is_raised(two_threads):
+def test_an_error_in_any_thread_is_raised(two_threads, monkeypatch):
+    raised = threading.Event()
+
     class Failing:
         def __init__(self, main: bool) -> None:
             self.main = main
 
         def fill(self, buffer):
             if (threading.current_thread() is threading.main_thread()) == self.main:
+                raised.set()
                 raise MemoryError
-            threading.Event().wait(0.01)  # the other one has its turn
 
+    # outside of the turn: whoever doesn't fail waits until the other has had one
+    monkeypatch.setattr(normals.InSingle, "add", lambda self, piece, std: raised.wait(60))
     for main in (True, False):
+        raised.clear()
         with pytest.raises(MemoryError):
             add_normals([(torch.zeros(9 * SINGLE_CHUNK), 1.0)], Failing(main))
 
