@@ -9,7 +9,9 @@ import pytest
 
 from groupclip import Mechanism, cli
 from groupclip.cli.app import run
+from groupclip.privacy.bands import prefix_noise
 from groupclip.privacy.figures import figure
+from groupclip.privacy.selection import calibrate_search
 
 PAPER = ["--dataset-size", "50000", "--batch-size", "1000", "--epochs", "5", "--delta", "1e-5"]
 
@@ -340,6 +342,30 @@ def test_bands_are_found_with_the_noise(capsys, monkeypatch):
     monkeypatch.setattr("groupclip.privacy.bands.MOST", 3)
     facts = told(capsys, f"calibrate {BANDED} --epsilon 8 --bands auto --json", json.loads)
     assert facts["bands"] == 3 and 7.9 < facts["epsilon"] <= 8.0
+
+
+@pytest.mark.parametrize("search", ["", " --search 3"])
+def test_calibrate_tells_what_bands_gain(capsys, search):
+    facts = dict(dataset_size=20_000, expected_batch_size=500, steps=100, adjacency="zero-out")
+
+    def calibrated(bands):
+        plan = Mechanism(**facts, bands=bands)
+        if search:
+            return calibrate_search(plan, epsilon=8, delta=1e-5, mean_runs=3.0, law="geometric")
+        return plan.calibrate(epsilon=8, delta=1e-5)
+
+    gain = prefix_noise(calibrated(4)) / prefix_noise(calibrated(1)) - 1
+    assert -0.5 < gain < -0.05
+    asked = f"calibrate {BANDED} --epsilon 8{search}"
+    assert told(capsys, f"{asked} --bands 4 --json", json.loads)["prefix_noise_gain"] == pytest.approx(gain, rel=1e-9)
+    assert "prefix_noise_gain" not in told(capsys, f"{asked} --json", json.loads)
+    assert run(f"{asked} --bands 4".split()) == 0
+    shown = capsys.readouterr()
+    assert f"bands             4: {gain:+.1%} noise in sums of gradients" in shown.out
+    assert shown.err == "finding the noise ..\n"
+    assert run(asked.split()) == 0
+    shown = capsys.readouterr()
+    assert "noise in sums" not in shown.out and shown.err == ""
 
 
 @pytest.mark.parametrize(

@@ -236,11 +236,12 @@ def test_on_a_terminal_there_is_a_bar_with_epsilon_and_time_left():
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=120)
     with StopOnSignal() as signals, Terminal(signals, console) as terminal:
-        terminal.begin(Beginning(config, groups, 1.0, done=1, lost=1))
+        terminal.begin(Beginning(config, groups, 1.0, done=1, lost=1, bands=2, rounds=2, ends="the run ends after step 3 of 4"))
         terminal.step({"step": 2, "epsilon": 1.234, "noisy_gradient_norm": {"head": 0.5}})
         assert not terminal.stop_requested()
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue())
     assert "resumed: 1 steps are charged already; the updates of 1 of them were lost in a crash" in shown
+    assert "the run ends after step 3 of 4" in shown and ", correlated over 2 bands: 2 rounds" in " ".join(shown.split())
     assert re.search(r"2/4 steps epsilon 1\.24 of 3 +(-:--:--|\d+:\d\d:\d\d) noisy gradient norm 0\.5", shown)
 
 

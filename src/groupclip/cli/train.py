@@ -201,6 +201,8 @@ def _train(
         else:
             folder = Path(together.told_by_first(str(_free_folder(request)))) if out is None else out
             begin = run.start_plain if request.get("no_privacy") else run.start
+            if request.get("bands", 1) != 1:
+                console.print("finding the noise ..", markup=False)
             prepared = begin(request, folder, workers=workers, told=loading)
         loading.remarks(prepared.task.remarks)
     signals = StopOnSignal()
