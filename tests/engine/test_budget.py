@@ -200,7 +200,7 @@ def test_rounds_are_one_run(budget):
         one_round(budget.path, mechanism=dataclasses.replace(ROUNDS, noise_multiplier=2.9))
 
 
-def test_weights_of_an_earlier_round_are_not_counted_twice(budget):
+def test_weights_of_an_earlier_round_are_not_counted_twice(budget, caplog):
     model = torch.nn.Linear(3, 2)
     for number in range(1, 3):  # the same weights, as a single client gets them back
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -209,6 +209,9 @@ def test_weights_of_an_earlier_round_are_not_counted_twice(budget):
         engine.detach()
         record = engine.record(delta=1e-5)
         assert (record.steps, record.earlier) == (number, ())
+    assert not caplog.records  # engine.epsilon() is of all rounds
+    gc.attach(model, optimizer, "all-layer", PLAN).detach()
+    assert "covers this engine's steps alone" in caplog.text
 
 
 class Parts(torch.nn.Module):

@@ -114,6 +114,8 @@ def attach(
     )
     if shared is not None and engine.ledger is not None:
         shared.draw_on(engine.ledger, reservation)
+    if engine._training is not None:  # not before it is known what the ledger counts
+        engine._training.warn()
     return engine
 
 

@@ -7,6 +7,7 @@ process. Of a checkpoint that another process wrote nothing is known, and the st
 from __future__ import annotations
 
 import hashlib
+import logging
 import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -44,6 +45,14 @@ class Training:
     def before(self) -> tuple[EarlierTraining, ...]:
         """What was spent on the weights and isn't in the ledger: one that goes on in rounds counts its earlier rounds itself."""
         return tuple(e for e in self._before if not (self._ledger.lasts and e.carried_by(self._ledger)))
+
+    def warn(self) -> None:
+        """Say that the weights were trained before, unless the ledger, which knows of its own rounds by now, counts that."""
+        if self.before:
+            _log.warning(
+                "these weights were trained before, by another engine of this process: engine.epsilon() covers this engine's "
+                "steps alone. The statement tells the epsilon of both, and what they amount to together"
+            )
 
     def loaded(self, saved: Iterable[Mapping[str, Any]]) -> None:
         """Take over a loaded state: what its ledger counts is no longer of another engine, and the weights may be of it."""
@@ -122,6 +131,7 @@ def _content(weight: Tensor) -> str:
     return digest.hexdigest()
 
 
+_log = logging.getLogger("groupclip")
 _TELLING = 16  # numbers
 _TRAINED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # others (quantised ones) no engine trains
 _lock = threading.Lock()

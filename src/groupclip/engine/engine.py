@@ -7,7 +7,6 @@ noise and the division by the expected batch size come once per logical step, in
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -40,8 +39,6 @@ from .shared import Shared
 from .state import State
 from .step import PrivateStep
 from .views import Views
-
-_log = logging.getLogger("groupclip")
 
 #: What clipping, noise and the statement were made from when the engine was attached.
 _FACTS = frozenset({"partition", "clip", "thresholds", "mechanism", "noise", "ledger", "views"})
@@ -76,11 +73,6 @@ class Engine:
         self._groups = open_groups(model, groups, self.thresholds, self._tape, {} if shared is None else shared.whole)
         self._slots = [slot for group in self._groups for slot in group.slots]
         self._training = None if self.ledger is None else Training(self._slots, self.ledger, before)
-        if self._training is not None and before:
-            _log.warning(
-                "these weights were trained before, by another engine of this process: engine.epsilon() covers this engine's "
-                "steps alone. The statement tells the epsilon of both, and what they amount to together"
-            )
         show = partial(show_private, self._slots)
         self._step = PrivateStep(
             self._slots, self.ledger, self.noise, self._amounts, partial(show_plain, self._slots), show
