@@ -22,6 +22,10 @@ def test_a_budget_is_begun_added_to_and_shown(tmp_path, capsys):
     assert [entry["label"] for entry in facts["entries"]] == ["training", "evaluation"]
     assert run(["budget", "show", "--file", path]) == 0
     told = capsys.readouterr().out
+    assert "allowed           2\n" in told
+    assert f"spent             {figure(found.spent().epsilon)}, by {found.spent().accountant}" in told
+    left = float(told.split("left at most")[1].split(":")[0])
+    assert 2 - found.committed().epsilon - 1e-4 <= left <= 2 - found.committed().epsilon
     assert f"with open steps   {figure(found.committed().epsilon)}" in told and "0 of 20 steps, open: training" in told
 
 
@@ -36,10 +40,23 @@ def test_a_search_is_added(tmp_path, capsys):
 def test_what_cannot_be_is_refused_by_code(tmp_path, capsys):
     path = str(tmp_path / "b")
     assert run(["budget", "show", "--file", path]) == 2
-    assert "isn't there" in capsys.readouterr().err
+    told = " ".join(capsys.readouterr().err.split())
+    assert f"{path} isn't there: begin a budget by groupclip budget new --file {path} --epsilon E --delta D" in told
     assert run(["budget", "new", "--file", path, "--epsilon", "0.1", "--delta", "1e-6"]) == 0
     assert run(["budget", "new", "--file", path, "--epsilon", "0.1", "--delta", "1e-6"]) == 2
     assert "is there already" in capsys.readouterr().err
     assert run(["budget", "add", "--file", path, *COUNT]) == 1
     assert "allows epsilon=0.1" in capsys.readouterr().err
     assert not Budget(path).entries
+
+
+def test_a_budget_of_which_nothing_is_spent_says_so_and_an_empty_file_is_none(tmp_path, capsys):
+    path = tmp_path / "b"
+    path.touch()
+    for command in (["show"], ["add", *COUNT], ["close", "--entry", "x"]):
+        assert run(["budget", command[0], "--file", str(path), *command[1:]]) == 2
+        assert "is empty: begin a budget by groupclip budget new" in " ".join(capsys.readouterr().err.split())
+    assert run(["budget", "new", "--file", str(path), "--epsilon", "2", "--delta", "1e-6"]) == 0
+    assert run(["budget", "show", "--file", str(path)]) == 0
+    told = capsys.readouterr().out
+    assert "spent             nothing yet\n" in told and "none" not in told and "left at most      2:" in told

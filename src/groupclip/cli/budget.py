@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import click
 
 from ..privacy.budget import Budget
+from ..privacy.budgetfile import is_begun
 from ..privacy.entries import Entry
 from ..privacy.figures import figure
 from ..privacy.sampled_step import ADJACENCIES
+from ..privacy.spent import PrivacySpent
 from . import plan, search
 from .arguments import arguments_at_fault, print_json
 
@@ -46,7 +49,7 @@ def new(file: Path, **facts: Any) -> None:
       groupclip budget new --file patients.budget --epsilon 3 --delta 1e-6
     """
     with arguments_at_fault():
-        if file.exists():
+        if is_begun(file):
             raise ValueError(f"{file} is there already: a budget is begun once; see groupclip budget show --file {file}")
         Budget(file, **facts)
 
@@ -62,7 +65,7 @@ def show(file: Path, as_json: bool) -> None:
       groupclip budget show --file patients.budget
     """
     with arguments_at_fault():
-        found = Budget(file)
+        found = _known(file)
         _tell(found, as_json)
 
 
@@ -81,7 +84,7 @@ def add(file: Path, noise_multiplier: float, label: str, as_json: bool, **given:
       groupclip budget add --file p.budget --dataset-size 900 --batch-size 900 --sampling full-batch --steps 1 --noise-multiplier 20
     """
     with arguments_at_fault():
-        found = Budget(file)
+        found = _known(file)
         given["adjacency"] = given["adjacency"] or found.adjacency
         given["delta"] = found.delta if given["delta"] is None else given["delta"]
         mechanism, _ = plan.plan(given, noise_multiplier)
@@ -107,9 +110,19 @@ def close(file: Path, entry: str) -> None:
       groupclip budget close --file patients.budget --entry 0123456789ab
     """
     with arguments_at_fault():
-        found = Budget(file)
+        found = _known(file)
         found.close(entry)
         _tell(found, False)
+
+
+def _known(file: Path) -> Budget:
+    if not is_begun(file):
+        found = "is empty" if file.exists() else "isn't there"
+        raise ValueError(
+            f"{file} {found}: begin a budget by groupclip budget new --file {file} --epsilon E --delta D, or name the "
+            "file of one"
+        )
+    return Budget(file)
 
 
 def _tell(found: Budget, as_json: bool) -> None:
@@ -126,13 +139,20 @@ def _tell(found: Budget, as_json: bool) -> None:
             }
         )  # fmt: skip
         return
-    click.echo(f"budget            epsilon {found.epsilon:g} at delta {found.delta:g}, {found.adjacency}, unit {found.unit}")
-    click.echo(f"spent             {figure(spent.epsilon)}, by {spent.accountant}")
-    click.echo(f"with open steps   {figure(committed.epsilon)}: what open entries may still take is set aside for them")
+    left = max(0.0, found.epsilon - committed.epsilon)
+    click.echo(f"budget            {found.adjacency}, unit {found.unit}, figures at delta {found.delta:g}")
+    click.echo(f"allowed           {found.epsilon:g}")
+    click.echo(f"spent             {_amount(spent)}")
+    click.echo(f"with open steps   {_amount(committed)}: what open entries may still take is set aside for them")
+    click.echo(f"left at most      {math.floor(left * 1e4) / 1e4:g}: by so much may the composed figure still grow")
     if spent.note:
         click.echo(f"note              {spent.note}")
     for entry in found.entries:
         click.echo(f"{entry.name}      {_what(entry)}{f': {entry.label}' if entry.label else ''}")
+
+
+def _amount(spent: PrivacySpent) -> str:
+    return f"{figure(spent.epsilon)}, by {spent.accountant}" if spent.epsilon else "nothing yet"
 
 
 def _what(entry: Entry) -> str:
