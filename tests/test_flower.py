@@ -168,6 +168,28 @@ def test_a_server_that_restarts_goes_on_and_lost_clients_add_nothing(tmp_path: P
         again.server_app(later, server_context(config | {"noise-multiplier": other.noise_multiplier}))
 
 
+def test_a_server_that_is_killed_in_the_first_round_goes_on_and_one_that_has_ended_says_so_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module, config = app("flower_average", "private_average")
+    config |= {"out": str(tmp_path / "out"), "clients": 3, "clients-a-round": 2, "rounds": 3, "noise-multiplier": 2.0}
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as disk, pytest.raises(KeyboardInterrupt):
+        disk.setattr(torch, "save", killed)  # charged, and not yet kept
+        module.server_app(LocalGrid(lambda: module.client_app, nodes(tmp_path), config), server_context(config))
+    path, told = tmp_path / "out" / "clients.budget", []
+    assert gc.Budget(path).spent().steps == 1 and not (tmp_path / "out" / "weights.pt").exists()
+    for _ in range(2):  # the second one has no round left
+        again = app("flower_average", "private_average")[0]
+        again.server_app(LocalGrid(lambda app=again: app.client_app, nodes(tmp_path), config), server_context(config))
+        assert gc.Budget(path).spent().steps == 3
+        told.append((json.loads((tmp_path / "out" / "privacy.json").read_text())["epsilon"], capsys.readouterr().out))
+    assert told[0] == told[1] and "accuracy" in told[0][1]
+
+
 def free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))

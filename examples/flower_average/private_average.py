@@ -84,7 +84,8 @@ class PrivateFedAvg(FedAvg):
                 self.average.add(reply.metadata.src_node_id, reply.content["update"].to_torch_state_dict())
         for name, change in self.average.release().items():
             self.weights[name] = self.weights[name] + self.server_lr * change
-        torch.save(self.weights, self.out / "weights.pt")
+        torch.save(self.weights, self.out / "weights.new")
+        (self.out / "weights.new").replace(self.out / "weights.pt")  # whole or not at all, whenever it is killed
         return ArrayRecord(self.weights), None
 
 
@@ -108,15 +109,17 @@ def serve(grid: Grid, context: Context) -> None:
     average = PrivateAverage(
         model, "layer-wise", plan, thresholds=float(config["threshold"]), budget=budget.go_on(plan, label="rounds")
     )
-    if average.ledger.steps:
-        model.load_state_dict(torch.load(out / "weights.pt", weights_only=True))
+    weights = out / "weights.pt"
+    if weights.exists():  # not if it was killed in the first round, which stays counted
+        model.load_state_dict(torch.load(weights, weights_only=True))
     while len(list(grid.get_node_ids())) < clients:  # once: later on, who can't be reached adds zero
         time.sleep(1)
     left = plan.steps - average.ledger.steps
     strategy = PrivateFedAvg(average, out, float(config["server-lr"]))
-    strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=left)
+    if left:
+        strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=left)
+        model.load_state_dict(strategy.weights)
 
-    model.load_state_dict(strategy.weights)
     inputs, labels = digits(0, 0)[:]
     with torch.no_grad():
         right = (model(inputs).argmax(1) == labels).float().mean()
