@@ -17,8 +17,10 @@ import groupclip as gc
 from groupclip.cli.app import run as command
 from groupclip.durable import LockedLines
 from groupclip.errors import BudgetExceeded, PrivacyViolation
+from groupclip.privacy.figures import figure
 from groupclip.run import ConfigError, Nobody, RunFailed, RunInterrupted, resume, start
 from groupclip.run.journal import read_journal
+from groupclip.statement.verified import differences
 from small_runs import REQUEST, SELDOM, STEPS, At, StopAfter, contents
 
 PROCESS = str(Path(__file__).parents[1] / "helpers" / "budget_run.py")
@@ -48,6 +50,32 @@ def test_a_run_spends_of_its_budget_what_its_record_says(tmp_path: Path, budget:
     assert not (tmp_path / "another").exists() and len(budget.entries) == 1
     told = b"".join(contents(tmp_path / "run" / "release").values()) + (tmp_path / "run" / "report.html").read_bytes()
     assert b"digits.budget" not in told  # a path tells of a person's machine
+
+
+@pytest.mark.parametrize("others", [0, 2])
+def test_the_record_has_what_the_budget_held(tmp_path: Path, others: int) -> None:
+    budget = gc.Budget(tmp_path / "digits.budget", epsilon=9.0, delta=1e-5)
+    for _ in range(others):
+        budget.add_guarantee(epsilon=0.5, delta=1e-7, label="a secret name")
+    outcome = start(request(budget, told={"search": "none"}), tmp_path / "run").train()
+    assert outcome.budget is not None
+    assert (outcome.budget.epsilon, outcome.budget.delta, outcome.budget.entries) == (budget.spent().epsilon, 1e-5, others + 1)
+    record = json.loads((outcome.release / "privacy.json").read_text())
+    assert record["budget"] == outcome.budget.to_dict() and differences(record) == []
+    assert b"a secret name" not in b"".join(contents(outcome.release).values())
+
+
+def test_a_run_without_a_budget_tells_of_none(tmp_path: Path) -> None:
+    outcome = start(REQUEST, tmp_path / "run").train()
+    assert outcome.budget is None and json.loads((outcome.release / "privacy.json").read_text())["budget"] is None
+
+
+def test_the_command_tells_what_the_budget_holds(tmp_path: Path, budget: gc.Budget, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--task", "digits", "--model", "linear", "--epsilon", "1", "--steps", "4", "--quiet", "--budget", str(budget.path)]
+    assert command(["train", *flags, "--delta", "1e-5", "--out", str(tmp_path / "run")]) == 0
+    told = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("budget"))
+    spent = figure(budget.spent().epsilon)
+    assert told == f"budget         epsilon {spent} at delta 1e-05 spent by all its entries, 1 with this run"
 
 
 def test_a_run_that_stops_keeps_its_steps_and_goes_on(tmp_path: Path, budget: gc.Budget) -> None:

@@ -48,6 +48,15 @@ def test_it_is_one_file_that_fetches_nothing_and_runs_nothing():
     ]  # fmt: skip
 
 
+def test_a_run_that_tells_of_no_search_is_contradicted_by_another_on_its_data():
+    words = "that no settings were searched for, and this page has other runs on data of that name"
+    assert f"one says {words}" in comparison([compared("one", search="none"), compared("two")], {})
+    assert f"one and two say {words}" in comparison([compared("one", search="none"), compared("two", search="none")], {})
+    for others in ([], [compared("two", task="mnist")]):
+        assert words not in comparison([compared("one", search="none"), *others], {})
+    assert words not in comparison([compared("one", search="counted"), compared("two")], {})
+
+
 def test_names_are_escaped():
     assert ODD not in page() and "&lt;script&gt;alert(" in page()
 

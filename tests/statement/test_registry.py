@@ -12,6 +12,7 @@ import yaml
 
 from groupclip.cli.app import run
 from groupclip.privacy.mechanism import Mechanism
+from groupclip.statement.drawn import DrawnBudget
 from groupclip.statement.record import PrivacyRecord
 from groupclip.statement.registry import blanks, registry_entry
 from groupclip.statement.told import Told
@@ -64,6 +65,13 @@ def test_the_entry_validates_and_only_the_curators_facts_are_blank():
     loss = made["deployment"]["privacy_loss"]
     assert loss["privacy_parameters"] == {"epsilon": facts()["epsilon"], "delta": 1e-5}
     assert "at the same delta: " in loss["privacy_parameters_details"]
+
+
+def test_the_budget_is_told():
+    budget = DrawnBudget(epsilon=4.0, delta=1e-6, entries=3)
+    words = "It draws on a budget with 2 other entries; when this was written, all of them together had spent epsilon = 4.00"
+    assert words in entry(budget=budget)["deployment"]["accounting"]["composition"]
+    assert "budget" not in entry()["deployment"]["accounting"]["composition"]
 
 
 def test_groups_are_counted_in_words():

@@ -156,6 +156,8 @@ def test_what_was_changed_is_named(change, named):
         (lambda r: r.update(rounds=15.0), "rounds=15.0 must be a whole number"),
         (lambda r: r.update(told=None), "told must be a mapping"),
         (lambda r: r["told"].update(search="none", search_epsilon=1.0), "told: search='none' with search_epsilon=1.0"),
+        (lambda r: r.update(budget={"epsilon": 3.0, "delta": 1e-5, "entries": 0}), "budget.entries=0 must be >= 1"),
+        (lambda r: r.update(budget={"epsilon": 3.0}), "budget must have epsilon, delta, entries"),
         (lambda r: r.update(unsafe_statistics="none"), "unsafe_statistics must be a list"),
         (lambda r: r.update(earlier_trainings=[{"steps": 3}]), r"earlier_trainings\[0\] must have mechanism"),
         (lambda r: r.update(earlier_trainings=[{**earlier(0.5), "mechanism": {}}]), "mechanism"),

@@ -96,6 +96,7 @@ def _compared(run: PublishedRun, name: str, made: _Made, seconds: float | None) 
         epsilon=record["epsilon"],
         delta=record["delta"],
         obstacles=record["obstacles"],
+        search=record["told"]["search"],
         steps=record["steps_taken"],
         expected_batch_size=record["expected_batch_size"],
         noise_multiplier=record["noise_multiplier"],

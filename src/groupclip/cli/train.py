@@ -276,5 +276,11 @@ def _summarise(outcome: Outcome | PlainOutcome) -> None:
     click.echo(
         f"privacy        epsilon {figure(outcome.epsilon)} at delta {outcome.delta:g}, after {outcome.steps} steps"
     )
+    if outcome.budget is not None:
+        held = outcome.budget
+        click.echo(
+            f"budget         epsilon {figure(held.epsilon)} at delta {held.delta:g} spent by all its entries, "
+            f"{held.entries:,} with this run"
+        )
     click.echo(f"release        {outcome.release}")
     click.echo(f"report         {outcome.report}")

@@ -19,6 +19,7 @@ from ..tasks import Task
 from .build import Trainer
 from .checkpoint import Progress, plain_tensor
 from .config import RunConfig
+from .drawing import drawn
 from .environment import environment
 from .evaluate import Evaluation
 from .files import sync_folder, write_atomically
@@ -63,7 +64,7 @@ def write_release(
 def record_of(config: RunConfig, task: Task, trainer: Trainer) -> PrivacyRecord:
     """Return the record of a run, which says which weights are released."""
     record = trainer.engine.record(delta=config.delta)
-    record = replace(record, told=told_of(config, task, record.steps))
+    record = replace(record, told=told_of(config, task, record.steps), budget=drawn(trainer.reservation))
     return record if trainer.average is None else replace(record, weights=trainer.average.told)
 
 

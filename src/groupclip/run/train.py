@@ -11,13 +11,14 @@ from typing import Any
 from torch import nn
 
 from ..distributed.agreement import digest
+from ..statement.drawn import DrawnBudget
 from ..tasks import Task
 from ..tasks.telling import Told
 from .build import Trainer, build
 from .checkpoint import Progress
 from .company import company
 from .config import RunConfig, checked_request, to_yaml
-from .drawing import give_back
+from .drawing import drawn, give_back
 from .errors import ConfigError, RunFailed, RunInterrupted
 from .evaluate import Evaluation, evaluate
 from .files import said_plainly, write_atomically
@@ -44,6 +45,7 @@ class Outcome:
 
     test_accuracy: share of held-out records that are right; None if the run never evaluates, as is
     majority_share: what naming their commonest class for all of them has.
+    budget: what the budget holds that the run draws on; None without one.
     findings: sentences for a person about a run that learnt little or nothing, or ended early.
     """
 
@@ -58,6 +60,7 @@ class Outcome:
     test_accuracy: float | None
     majority_share: float | None
     findings: tuple[str, ...]
+    budget: DrawnBudget | None = None
 
 
 def start(
@@ -222,16 +225,18 @@ class Run:
         trainer, folder, progress = self.trainer, self.folder, self.loop.progress
         epsilon = trainer.engine.epsilon(delta=self.config.delta)
 
-        def write() -> None:
+        def write() -> DrawnBudget | None:
             with said_plainly("writing the results", f"go on with: {folder.resume_command()}"):
                 write_release(folder.release, self.config, self.task, trainer, progress, evaluation)
                 rows = read_rows(folder.metrics)
                 write_report(folder.report, self.config, self.task, trainer, progress, evaluation, rows)
+                held = drawn(trainer.reservation)
                 give_back(trainer.reservation)
                 if not keep_resume:
                     folder.forget_resume()
+                return held
 
-        company().first(write, "the results")
+        held = company().first(write, "the results")
         return Outcome(
             out=folder.root,
             release=folder.release,
@@ -244,4 +249,5 @@ class Run:
             test_accuracy=None if evaluation is None else evaluation.test_accuracy,
             majority_share=None if evaluation is None else evaluation.majority_share,
             findings=(*findings(self.config, self.task, evaluation), *([self._ends] if self._ends else [])),
+            budget=held,
         )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from groupclip.privacy.figures import figure, reading
+from groupclip.statement.drawn import DrawnBudget
 from groupclip.statement.terms import NEIGHBOURS
 from groupclip.statement.told import Told
 
@@ -125,6 +126,10 @@ def _begun(words: str) -> str:
 
 def _search(told: Told, record: Mapping[str, Any]) -> str:
     if told.search == "none":
+        budget = _budget(record)
+        but = budget.contradicts(told.search) if budget else ""
+        if but:
+            return f"Whoever trained says that there was none. {but}"
         return "There was none: no other run on these data was looked at."
     if told.search == "counted":
         assert told.search_epsilon is not None
@@ -132,6 +137,18 @@ def _search(told: Told, record: Mapping[str, Any]) -> str:
     if told.search == "not counted":
         return "Settings were chosen by runs on these data, and that is not counted: the true epsilon is larger."
     return f"The figure covers one run. {UNKNOWN}: whether settings were chosen by other runs on these data."
+
+
+def _budget(record: Mapping[str, Any]) -> DrawnBudget | None:
+    held = record.get("budget")  # the first records of this schema haven't it
+    return None if held is None else DrawnBudget.from_dict(held)
+
+
+def _composition(told: Told, record: Mapping[str, Any]) -> str:
+    budget = _budget(record)
+    if budget is None:
+        return _or_unknown(told.others, "what else there is")
+    return f"{budget.told()}. {_or_unknown(told.others, 'what else there is, outside that budget')}"
 
 
 def _nist(record: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
@@ -162,7 +179,7 @@ def _nist(record: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
     yield NIST, "randomness", "Where does the noise come from?", _randomness(record)
     yield (
         NIST, "composition", "What else is released from the same data?",
-        f"The figure is of one training. {_or_unknown(told.others, 'what else there is')}",
+        f"The figure is of one training. {_composition(told, record)}",
     )  # fmt: skip
     yield NIST, "access and collection", "How are the data themselves guarded?", _or_unknown(told.access)
 

@@ -31,6 +31,7 @@ class ComparedRun:
         name: unlike that of any other run of the page.
         task: name of the data. model: name of the model.
         unit: whom the guarantee protects, in words. adjacency: of the guarantee.
+        search: of settings, as whoever trained told: :class:`groupclip.statement.Told`.
         epsilon: None if none is claimed, and obstacles: why.
         thresholds: group -> R_m. noise_stds: group -> standard deviation of the noise on each coordinate of the group's sum.
         accuracy: share of held-out records that were right; None if it was never measured. chance: share of their commonest class.
@@ -47,6 +48,7 @@ class ComparedRun:
     epsilon: float | None
     delta: float
     obstacles: Sequence[str] = ()
+    search: str = ""
     steps: int
     expected_batch_size: float
     noise_multiplier: float
@@ -156,6 +158,7 @@ def _guarantees(runs: Sequence[ComparedRun]) -> list[str]:
         told.append(f"Each figure protects {unit}. Neighbouring data sets: {adjacency}.")
     else:
         told += [f"The figure of {run.name} protects {run.unit}. Neighbouring data sets: {run.adjacency}." for run in runs]
+    told += _denied(runs)
     claimed = [run.epsilon for run in runs if run.epsilon is not None]
     if len(runs) > 1 and len(claimed) == len(runs) and len(kinds) == 1:
         together, delta = math.fsum(claimed), math.fsum(run.delta for run in runs)
@@ -165,6 +168,16 @@ def _guarantees(runs: Sequence[ComparedRun]) -> list[str]:
             "one of them by its accuracy. gc.Budget and gc.calibrate_search compose several runs at a lower cost."
         )
     return told
+
+
+def _denied(runs: Sequence[ComparedRun]) -> list[str]:
+    """Say where a run tells of no search, though others on its data stand beside it."""
+    named = [run.name for run in runs if run.search == "none" and sum(run.task == other.task for other in runs) > 1]
+    says = "says" if len(named) == 1 else "say"
+    if not named:
+        return []
+    return [f"{' and '.join(named)} {says} that no settings were searched for, and this page has other runs on data of that name: "
+            "if one run was chosen by comparing them, that was a search."]  # fmt: skip
 
 
 def _accuracy(runs: Sequence[ComparedRun]) -> list[str]:

@@ -29,7 +29,8 @@ def covered(record: PrivacyRecord) -> str:
 def _tuning(record: PrivacyRecord) -> str:
     told = record.told
     if told.search == "none":
-        return "Whoever trained says that no settings were chosen by comparing runs on these data."
+        but = "" if record.budget is None else record.budget.contradicts(told.search)
+        return f"Whoever trained says that no settings were chosen by comparing runs on these data.{but and ' '}{but}"
     if told.search_epsilon is not None:
         return (
             f"The figure is of one run. Settings were chosen by comparing runs on these data: whoever trained says that the whole "

@@ -22,6 +22,7 @@ from groupclip.privacy.mechanism import Mechanism
 from groupclip.privacy.spent import PrivacySpent
 from groupclip.statement.card import model_card as model_card
 from groupclip.statement.derived import obstacles_of, released, spent_by_several
+from groupclip.statement.drawn import DrawnBudget
 from groupclip.statement.terms import LAST, SAMPLINGS, SCHEMA, UNITS, kind_of, mechanism_name, software
 from groupclip.statement.told import Told
 from groupclip.statement.words import paragraphs
@@ -54,6 +55,7 @@ class PrivacyRecord:
         views: of each sample, whose mean gradient was clipped as one.
         weights: which ones are released, in words, if not those after the last step.
         rounds: of the accountants, that the steps amount to with correlated noise; the plan's own by default.
+        budget: what the budget held that the run draws on; None without one, or where it isn't known.
         told: what only whoever trained knows. Set it by ``dataclasses.replace(record, told=..)``.
 
     Raises:
@@ -80,6 +82,7 @@ class PrivacyRecord:
     views: int = 1
     weights: str = ""
     rounds: int | None = None
+    budget: DrawnBudget | None = None
     told: Told = field(default_factory=Told)
 
     def __post_init__(self) -> None:
@@ -262,6 +265,7 @@ class PrivacyRecord:
             "normalised_by": self.mechanism.expected_batch_size,
             "tuning_accounted": self.told.search in ("none", "counted"),
             "told": self.told.to_dict(),
+            "budget": None if self.budget is None else self.budget.to_dict(),
             "delta_curve": [{"epsilon": epsilon, "delta": delta} for epsilon, delta in self.curve.points],
             "gdp_mu_estimate": self.curve.mu,
             "earlier_trainings": [{**e.to_dict(), "epsilon": e.epsilon(self.delta)} for e in self.earlier],

@@ -7,6 +7,7 @@ from datetime import date
 from typing import Any
 
 from groupclip.privacy.figures import figure
+from groupclip.statement.drawn import DrawnBudget
 from groupclip.statement.terms import CLIPPED, NEIGHBOURS
 from groupclip.statement.told import Told
 from groupclip.statement.verified import differences, plan_of
@@ -34,6 +35,7 @@ def registry_entry(record: Mapping[str, Any], *, slug: str, published: date) -> 
     several = ", ".join(f"{figure(value)} for {k}" for k, value in record["epsilon_by_samples_of_a_person"].items())
     unsafe = ", ".join(record["unsafe_statistics"])
     vouched = " Whoever trained the model vouches for the sampling." if record["sampling_vouched_by_user"] else ""
+    budget = None if record.get("budget") is None else DrawnBudget.from_dict(record["budget"])
     count = len(record["groups"])
     groups = f"{count} {'group' if count == 1 else 'groups'}"
     software = ", ".join(f"{name} {version}" for name, version in record["software"].items())
@@ -84,6 +86,7 @@ def registry_entry(record: Mapping[str, Any], *, slug: str, published: date) -> 
                 "post_processing": "Whatever is computed from the weights alone is covered by the same figure.",
                 "composition": (
                     f"{record['steps_taken']:,} steps of one plan. Other releases on these data aren't in the figure. "
+                    + (f"{budget.told()}. " if budget else "")
                     + (told.others or _blank("which there are, or that there are none"))
                 ),
             },

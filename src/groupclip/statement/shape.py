@@ -125,6 +125,10 @@ def _told(name: str, value: object) -> None:
     Told.from_dict(_mapping(name, value))
 
 
+def _budget(name: str, value: object) -> None:
+    _fields(epsilon=_least_zero, delta=_delta, entries=_some)(name, value)
+
+
 def _earlier(name: str, value: object) -> None:
     found = dict(_mapping(name, value))
     if "rounds" in found:
@@ -132,7 +136,7 @@ def _earlier(name: str, value: object) -> None:
     _fields(mechanism=_mapping, steps=_count, obstacle=_text, changed=_flag, epsilon=_or_none(_least_zero))(name, found)
 
 
-_LATER = {"bands", "rounds"}  # fields that the first records of this schema haven't
+_LATER = {"bands", "rounds", "budget"}  # fields that the first records of this schema haven't
 _FIELDS: dict[str, Check] = {
     "private": _flag,
     "obstacles": _list_of(_text),
@@ -171,6 +175,7 @@ _FIELDS: dict[str, Check] = {
     "normalised_by": positive,
     "tuning_accounted": _flag,
     "told": _told,
+    "budget": _or_none(_budget),
     "delta_curve": _list_of(_fields(epsilon=_least_zero, delta=_least_zero)),
     "gdp_mu_estimate": _or_none(_least_zero),
     "earlier_trainings": _list_of(_earlier),
