@@ -67,5 +67,5 @@ def test_the_list_of_commands_has_whole_sentences(capsys: pytest.CaptureFixture[
     monkeypatch.setenv("COLUMNS", "80")
     assert run(["--help"]) == 0
     told = capsys.readouterr().out.split("Commands:\n")[1].split("\n\n")[0].splitlines()
-    assert len(told) == 12
+    assert len(told) == 13
     assert all(line.endswith(".") and not line.endswith("...") for line in told)
