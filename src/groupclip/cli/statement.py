@@ -24,7 +24,7 @@ from .arguments import arguments_at_fault
 )  # fmt: skip
 @click.option("--published", type=click.DateTime(["%Y-%m-%d"]), help="Set the day of publication. Default: today (UTC).")
 def statement(run: Path, form: str, published: datetime | None) -> None:
-    """Write a run's guarantee for a registry, or answers to questions.
+    """Write a run's guarantee for a registry, or as answers.
 
     It comes from the run's record. What only you know is listed, or marked as not known to groupclip.
 
