@@ -214,6 +214,24 @@ def test_weights_of_an_earlier_round_are_not_counted_twice(budget, caplog):
     assert "covers this engine's steps alone" in caplog.text
 
 
+@pytest.mark.parametrize("seeded", [False, True], ids=["with a budget", "with noise of a seed"])
+def test_another_training_of_the_same_plan_is_told_however_many_steps_follow(budget, seeded):
+    """Rounds are known by their entry in the budget: a like plan alone doesn't make an earlier training one of them."""
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    first = {"noise": InsecureNoise(0)} if seeded else {"budget": budget.go_on(ROUNDS, label="one")}
+    engine = gc.attach(model, optimizer, "all-layer", ROUNDS, **first)
+    train_on(model, optimizer, engine)
+    engine.detach()
+    for number in range(1, 3):
+        engine = gc.attach(model, optimizer, "all-layer", ROUNDS, budget=budget.go_on(ROUNDS, label="another"))
+        train_on(model, optimizer, engine)
+        engine.detach()
+        record = engine.record(delta=1e-5)
+        assert record.steps == number and [e.steps for e in record.earlier] == [1]
+        assert bool(record.earlier[0].obstacle) == seeded
+
+
 class Parts(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -66,6 +67,21 @@ def step(engine: gc.Engine, optimizer: Any, batch: Any, weight: float = 1.0) -> 
     for piece in batch:
         engine.backward(losses(engine.model, piece) * weight)
     optimizer.step()
+
+
+def steps_of_which_the_third_fails(engine: gc.Engine, optimizer: Any, error: str) -> Iterator[bool]:
+    """Take four steps, each after it was yielded whether it fails; the third is refused by an OSError of these words."""
+    for batch in gc.logical_batches(DATA, engine.mechanism, 64):
+        yield batch.step == 2
+        if batch.step == 2:
+            with pytest.raises(OSError, match=error):
+                step(engine, optimizer, batch)
+            engine.discard()
+        else:
+            step(engine, optimizer, batch)
+        optimizer.zero_grad()
+        if batch.step == 3:
+            return
 
 
 def train(engine: gc.Engine, optimizer: Any, steps: int = STEPS, start: int = 0) -> None:
@@ -347,17 +363,8 @@ def test_after_noise_that_failed_half_way_the_next_step_begins_anew() -> None:
 
     noise = Failing()
     engine, optimizer = attached(small(), plan(), noise=noise)
-    for batch in gc.logical_batches(DATA, plan(), 64):
-        noise.fails = batch.step == 2
-        if noise.fails:
-            with pytest.raises(OSError, match="no randomness"):
-                step(engine, optimizer, batch)
-            engine.discard()
-        else:
-            step(engine, optimizer, batch)
-        optimizer.zero_grad()
-        if batch.step == 3:
-            break
+    for fails in steps_of_which_the_third_fails(engine, optimizer, "no randomness"):
+        noise.fails = fails
     assert engine.state_dict()["ledger"]["begun"] == [0, 3]
     assert (engine.ledger.steps, engine.ledger.rounds) == (4, 2)
     engine.detach()
@@ -374,17 +381,8 @@ def test_a_step_that_the_ledger_refuses_is_not_taken_for_taken(tmp_path: Any, mo
         record(sampling, anew=anew)
 
     monkeypatch.setattr(engine.ledger, "record", recorded)
-    for batch in gc.logical_batches(DATA, plan(), 64):
-        full[:] = [True] * (batch.step == 2)
-        if full:
-            with pytest.raises(OSError, match="disk full"):
-                step(engine, optimizer, batch)
-            engine.discard()
-        else:
-            step(engine, optimizer, batch)
-        optimizer.zero_grad()
-        if batch.step == 3:
-            break
+    for fails in steps_of_which_the_third_fails(engine, optimizer, "disk full"):
+        full[:] = [True] * fails
     assert engine.state_dict()["ledger"]["begun"] == [0, 2]
     engine.detach()
 
@@ -415,3 +413,11 @@ def test_what_does_not_go_with_correlated_noise_is_refused_with_the_fix(monkeypa
 def test_a_step_with_correlated_noise_cannot_be_audited_alone() -> None:
     with pytest.raises(ValueError, match=r"use groupclip\.audit_run"):
         gc.audit(small(), losses, DATA[:4], "all-layer", plan())
+
+
+def test_a_single_step_has_nothing_to_be_correlated_with() -> None:
+    engine, optimizer = attached(small(), plan(steps=1))
+    train(engine, optimizer, 1)
+    assert (engine.ledger.steps, engine.ledger.rounds) == (1, 1)
+    assert engine.epsilon(delta=1e-5) == plan(steps=1).spent(delta=1e-5).epsilon
+    engine.detach()

@@ -122,6 +122,12 @@ CLIPPING = (
         ("persample/streamed.py", "factors[which] * torch.where(now > stated, stated / now, 1.0).sqrt()", "factors[which]"),
     ),
     mutant(
+        "another training of the same plan taken for an earlier round",
+        "a statement on final weights tells what earlier engines spent on them",
+        "tests/engine/test_budget.py",
+        ("engine/earlier.py", "self._ledger.lasts and e.entry == self._ledger.entry", "self._ledger.lasts"),
+    ),
+    mutant(
         "negative Gram norm clamped",
         "norms are right where positions cancel",
         "tests/persample/test_cancelling.py",

@@ -44,7 +44,7 @@ class Training:
     @property
     def before(self) -> tuple[EarlierTraining, ...]:
         """What was spent on the weights and isn't in the ledger: one that goes on in rounds counts its earlier rounds itself."""
-        return tuple(e for e in self._before if not (self._ledger.lasts and e.carried_by(self._ledger)))
+        return tuple(e for e in self._before if not (self._ledger.lasts and e.entry == self._ledger.entry))
 
     def warn(self) -> None:
         """Say that the weights were trained before, unless the ledger, which knows of its own rounds by now, counts that."""
@@ -70,6 +70,7 @@ class Training:
             obstacle=self._ledger.obstacle,
             number=self._number,
             rounds=self._ledger.rounds if self._ledger.mechanism.bands != 1 else None,
+            entry=self._ledger.entry,
         )
         return (*self.before, own)
 

@@ -105,8 +105,8 @@ def _tensors(slots: Sequence[Slot]) -> list[Tensor]:
 
 
 def factorised(mechanism: Mechanism | None) -> Factorised | None:
-    """Return the correlated noise of a plan; None for one with independent noise, or for clipping alone."""
-    return None if mechanism is None or mechanism.band_count == 1 else Factorised(mechanism)
+    """Return the correlated noise of a plan; None for one with independent noise, for a single step, or for clipping alone."""
+    return None if mechanism is None or min(mechanism.band_count, mechanism.steps) == 1 else Factorised(mechanism)
 
 
 def check_factorised(mechanism: Mechanism | None, amounts: GroupNoise, noise: NoiseSource, *, several: bool) -> None:

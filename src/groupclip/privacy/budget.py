@@ -90,7 +90,7 @@ class Budget(BudgetFile):
 
     @property
     def unit(self) -> str:
-        """Whom the guarantee protects: "sample" or "user"."""
+        """Whom the guarantee protects: "sample", "user" or "client"."""
         return self._facts["unit"]
 
     @property

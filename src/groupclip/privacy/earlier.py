@@ -24,6 +24,7 @@ class EarlierTraining:
         changed: the weights were given other values since, which may or may not know of them.
         number: of the engine, in this process; negative for one of another process, whose state was loaded.
         rounds: what the steps amount to; the plan's own by default.
+        entry: of a budget, that they were charged to; empty without one, and for those of another process.
     """
 
     mechanism: Mechanism
@@ -32,6 +33,7 @@ class EarlierTraining:
     changed: bool = False
     number: int = 0
     rounds: int | None = None
+    entry: str = ""
 
     def epsilon(self, delta: float) -> float | None:
         """Return what they spent at ``delta``; None where nothing is claimed."""

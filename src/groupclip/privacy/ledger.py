@@ -57,6 +57,11 @@ class Ledger:
         """Whether it is one of several in turn that count the steps of one training, each with those before it."""
         return self._reservation is not None and self._reservation.lasts
 
+    @property
+    def entry(self) -> str:
+        """The entry of a budget that its steps are charged to; empty without one."""
+        return "" if self._reservation is None else self._reservation.name
+
     def close(self) -> None:
         """Take no more steps: what was set aside for them in a budget is free again."""
         if self._reservation is not None:
