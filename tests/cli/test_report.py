@@ -60,6 +60,13 @@ def test_memory_is_what_the_planner_predicts(runs):
     assert found["two"].partition.names == planned.partition.names
 
 
+def test_noise_that_bands_keep_counts_as_memory(runs, tmp_path):
+    banded = start({**MLP, "clipping": "planned:2", "bands": 2, "adjacency": "zero-out"}, tmp_path / "banded").train().out
+    found = {each.name: each for each in compared([*runs, banded], 0)}
+    numbers = sum(p.numel() for p in build_model("mlp", input_shape=(1, 8, 8), num_classes=10, seed=0).parameters())
+    assert found["banded"].peak_bytes - found["two"].peak_bytes == 4 * numbers
+
+
 def test_runs_of_one_name_are_numbered(runs, tmp_path):
     again = tmp_path / "one"
     again.symlink_to(runs[0])

@@ -118,6 +118,14 @@ def test_every_run_keeps_its_colour():
     assert COLOURS[0] in drawn and COLOURS[2] in drawn and COLOURS[1] not in drawn
 
 
+def test_a_run_without_accuracy_leaves_the_others_their_colours():
+    known = figures(comparison([compared("a"), compared("b")], {}))
+    without = figures(comparison([compared("a", accuracy=None, accuracies=[]), compared("b")], {}))
+    second = [COLOURS[1] in figure for figure in known]
+    assert sum(second) >= 3 and [COLOURS[1] in figure for figure in without] == second
+    assert sum(COLOURS[0] in figure for figure in without) < sum(COLOURS[0] in figure for figure in known)
+
+
 def test_groups_are_marked_where_there_are_runs():
     drawn = of_runs({"a": [(1, 2.0)], "b": [(16, 3.0)]}, "", "groups M", points=True)
     axis = drawn[drawn.index('id="matplotlib.axis_1"') : drawn.index('id="matplotlib.axis_2"')]

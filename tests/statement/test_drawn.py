@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from datetime import date
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import groupclip as gc
 from groupclip.statement import PrivacyRecord, Told, questions
 from groupclip.statement.asked import UNKNOWN
 from groupclip.statement.drawn import DrawnBudget
+from groupclip.statement.registry import registry_entry
 
 PLAN = gc.Mechanism(dataset_size=1_000, expected_batch_size=50, steps=4, noise_multiplier=1.5)
 
@@ -48,6 +50,9 @@ def test_a_search_that_is_denied_is_contradicted_by_other_entries() -> None:
     but = "But the budget of this run has 2 other entries: if a setting was chosen by a training among them, there was a search"
     assert f"Whoever trained says that there was none. {but}" in answers(contradicted)["search"]
     assert f"comparing runs on these data. {but}" in contradicted.text()
+    facts = json.loads(json.dumps(contradicted.to_dict()))
+    entry = registry_entry(facts, slug="a", published=date(2026, 1, 1))["deployment"]["implementation"]
+    assert f"no settings were searched for on these data. {but}" in entry["preprocessing_and_hyperparameter_tuning"]
     for entries, search in ((None, "none"), (1, "none"), (3, ""), (3, "not counted")):
         of = record(entries, search=search)
         assert "But the budget" not in answers(of)["search"] and "But the budget" not in of.text()

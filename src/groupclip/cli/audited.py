@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from ..noise.grid import HardenedNoise
 from ..privacy.mechanism import Mechanism
 from ..run.build import plan_of
 from ..run.config import read_yaml
+from ..statement.reading import read_record
 from .counting import Counting
 from .task import Chosen, built, chosen, cross_entropy
 
@@ -65,7 +65,7 @@ def of_run(folder: Path, others: Mapping[str, Any]) -> tuple[Chosen, Mechanism]:
         config = asked.config
         return asked, plan.calibrate(epsilon=config.epsilon, delta=config.delta, accountant=config.accountant)
     try:
-        stated = json.loads(record.read_text(encoding="utf-8"))
+        stated = read_record(record)
         plan = replace(plan, bands=stated.get("bands", 1), noise_multiplier=stated["noise_multiplier"])
         same = plan.plan_hash == stated["plan_hash"]
     except (KeyError, TypeError, ValueError) as error:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..memory.passes import Sketched, optimizer_bytes
+from ..memory.passes import Sketched, kept_noise, optimizer_bytes
 from ..memory.workload import default_loss
 from ..models import build_model
 from ..paper.bench import clock_on, interleaved, one_pass
@@ -72,7 +72,8 @@ class _Made:
         self._batch = inputs, torch.randint(classes, (rows,), generator=generator)
         state, step = optimizer_bytes(self.model, self.optimizer)
         sketched = Sketched(self.model, self._batch, default_loss)
-        self.peak_bytes = sketched.static + state + max(sketched.private(self.groups).peak, step)
+        held = sketched.static + state + kept_noise(self.model, run.record.get("bands", 1))
+        self.peak_bytes = held + max(sketched.private(self.groups).peak, step)
 
     def one_pass(self) -> Callable[[], None]:
         """Return a forward and a backward pass with clipping."""

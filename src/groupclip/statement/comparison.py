@@ -184,9 +184,10 @@ def _accuracy(runs: Sequence[ComparedRun]) -> list[str]:
     known = [run for run in runs if run.accuracy is not None]
     if not known:
         return ["<p>None of the runs was measured on held-out records.</p>"]
-    last = {run.name: [(float(run.groups), run.accuracy)] for run in known}
-    against = {run.name: [(float(run.peak_bytes), run.accuracy)] for run in known}
-    over = {run.name: run.accuracies for run in known}
+    # of all runs, so that each has the colour that it has in the other figures
+    last = {r.name: [] if r.accuracy is None else [(float(r.groups), r.accuracy)] for r in runs}
+    against = {r.name: [] if r.accuracy is None else [(float(r.peak_bytes), r.accuracy)] for r in runs}
+    over = {run.name: run.accuracies for run in runs}
     marks: dict[str, Any] = {"unit": "%", "points": True}
     return _figures(
         (last, "Accuracy over the groups", "groups M", marks | {"joined": _one_curve(known)}),
@@ -207,8 +208,8 @@ def _needs(runs: Sequence[ComparedRun]) -> list[str]:
 
 def _told_needs(runs: Sequence[ComparedRun], timed: bool) -> str:
     words = (
-        "Peak memory is predicted, not measured: parameters, the optimizer's state, and the most that a step holds beside them, "
-        "for a full micro-batch of each run."
+        "Peak memory is predicted, not measured: parameters, the optimizer's state, the noise that bands keep, and the most that "
+        "a step holds beside them, for a full micro-batch of each run."
     )
     if timed:
         words += (

@@ -91,7 +91,7 @@ def registry_entry(record: Mapping[str, Any], *, slug: str, published: date) -> 
                 ),
             },
             "implementation": {
-                "preprocessing_and_hyperparameter_tuning": _before(told, record),
+                "preprocessing_and_hyperparameter_tuning": _before(told, record, budget),
                 "mechanisms": (
                     f"{record['mechanism']}, noise multiplier {plan.noise_multiplier:.6g}, sample rate {plan.sample_rate:.6g}. "
                     f"Each {plan.unit}'s {CLIPPED[plan.unit]} is clipped ({record['clip']}) in {groups} "
@@ -121,15 +121,16 @@ def blanks(entry: Mapping[str, Any], path: str = "") -> list[str]:
     return found
 
 
-def _before(told: Told, record: Mapping[str, Any]) -> str:
+def _before(told: Told, record: Mapping[str, Any], budget: DrawnBudget | None) -> str:
     read = {
         "vocabulary": told.vocabulary,
         "constants": told.constants,
         "filters": told.filtering,
         "early stopping": told.early_stopping,
     }
+    but = "" if budget is None else budget.contradicts(told.search)
     search = {
-        "none": "There was no search for settings on these data.",
+        "none": f"Whoever trained says that no settings were searched for on these data.{but and ' '}{but}",
         "not counted": "Settings were searched for on these data, which the figure doesn't count.",
         "counted": f"The whole search for settings spends epsilon {told.search_epsilon} at delta {record['delta']:g}.",
     }
