@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from scipy import stats
 
@@ -22,3 +24,8 @@ def p_values(seen: np.ndarray, rate: float) -> tuple[float, float]:
         2 * min(stats.chi2.cdf(x, d), stats.chi2.sf(x, d)) for x, d in ((by_sample, number), (by_size, steps))
     )
     return float(first), float(second)
+
+
+def two_sided(law: Any, value: float) -> float:
+    """Probability, under ``law`` of scipy, of a value at least as far out."""
+    return min(1.0, 2 * min(law.cdf(value), law.sf(value - 1 if law.dist.name == "binom" else value)))

@@ -14,15 +14,12 @@ from scipy import stats
 from groupclip.privacy.mechanism import Mechanism
 from groupclip.sampling.batches import logical_batches
 from groupclip.sampling.draws import drawn, part_of
+from law import two_sided
 
 KEY = bytes(range(32))
 PARTS, SIZE, STEPS, ALPHA = 4, 1_002, 1_000, 1e-6
 PLAN = Mechanism(dataset_size=SIZE, expected_batch_size=25, steps=STEPS, noise_multiplier=1.0, adjacency="zero-out", bands=PARTS)
 RATE = PLAN.part_rate
-
-
-def two_sided(law, value: float) -> float:
-    return min(1.0, 2 * min(law.cdf(value), law.sf(value - 1 if law.dist.name == "binom" else value)))
 
 
 def faults(batches: list[np.ndarray]) -> set[str]:

@@ -18,14 +18,10 @@ from groupclip.privacy.mechanism import Mechanism
 from groupclip.sampling import draws
 from groupclip.sampling.batches import poisson_batches
 from groupclip.sampling.draws import draw
+from law import two_sided
 
 KEY = bytes(range(32))
 SIZE, RATE, STEPS, ALPHA = 1_000, 0.01, 2_000, 1e-6
-
-
-def two_sided(law, value: float) -> float:
-    """Probability, under ``law``, of a value at least as far out."""
-    return min(1.0, 2 * min(law.cdf(value), law.sf(value - 1 if law.dist.name == "binom" else value)))
 
 
 def faults(batches: list[np.ndarray]) -> set[str]:
