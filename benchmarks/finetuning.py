@@ -32,6 +32,7 @@ from torch import nn
 
 import groupclip as gc
 from groupclip.noise import InsecureNoise
+from groupclip.privacy.figures import figure
 from groupclip.run.environment import environment
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -229,7 +230,8 @@ def _sst2_table(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         if row["seed"] is None:
             cells = [f"{row['accuracy']:.2%}" if row["way"] == way else "" for way in ("trainer", "loop")]
-            lines.append(f"| secret keys, epsilon {row['epsilon']:.3f} at delta {row['delta']:.3g} | {cells[0]} | {cells[1]} | |")
+            spent = f"epsilon {figure(row['epsilon'])} at delta {row['delta']:.4g}"
+            lines.append(f"| secret keys, {spent} | {cells[0]} | {cells[1]} | |")
     return "\n".join(lines)
 
 
@@ -238,8 +240,8 @@ def _e2e_table(rows: list[dict[str, Any]]) -> str:
              "| ---: | ---: | ---: | ---: | ---: | ---: | ---: |"]  # fmt: skip
     for row in rows:
         lines.append(
-            f"| {row['steps']} | {row['groups']} | {row['trained']:,} of {row['parameters']:,} | {row['epsilon']:.3f} at "
-            f"{row['delta']:.3g} | {row['loss_before']:.3f} | {row['loss']:.3f} | {row['cpu_seconds']:.0f} |"
+            f"| {row['steps']} | {row['groups']} | {row['trained']:,} of {row['parameters']:,} | {figure(row['epsilon'])} at "
+            f"{row['delta']:.4g} | {row['loss_before']:.3f} | {row['loss']:.3f} | {row['cpu_seconds']:.0f} |"
         )
     return "\n".join(lines)
 

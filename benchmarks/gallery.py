@@ -127,7 +127,8 @@ PLOTS = (
     Plot("figures/vit-small-throughput.png", "Memory and throughput", "Measured, over the number of groups.",
          "`benchmarks/memory.py`; [memory](memory.md)"),
     Plot("figures/bound-convex.png", "The paper's bound", "Theorem 1 over the steps, and measured gradient norms below it.",
-         "`groupclip bound --groups 1,4,75 --steps 10000 --plot bound.png` draws bounds; [theory](theory.md)"),
+         "`benchmarks/bound.py`; `groupclip bound --groups 1,4,75 --steps 10000 --plot bound.png` draws others; "
+         "[theory](theory.md)"),
     Plot("reproduction/vision-small-groups.svg", "Reproduction: accuracy over the groups", "Means of repetitions.",
          "`groupclip reproduce vision --scale small`; [vision](reproduction/vision-small.md)"),
     Plot("reproduction/vision-small-memory.svg", "Reproduction: accuracy against memory", "One dot a clipping style.",

@@ -118,7 +118,7 @@ def test_the_readme_tells_for_whom_it_is_how_to_install_it_and_one_time_of_the_d
     assert page.index("**For whom.**") < page.index("## Install") < page.index("## Two commands")
     facts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = set(re.findall(r"pip install -e \"\.\[(\w+)\]\"", page))
-    assert extras == {"cli", "transformers", "lightning", "docs", "dev"} <= set(facts["optional-dependencies"])
+    assert extras == {"cli", "transformers", "lightning", "flower", "docs", "dev"} <= set(facts["optional-dependencies"])
     assert f"Python {facts['requires-python'].removeprefix('>=')} or newer" in page
     time = r"(about \w+ seconds|about \w+ minutes?|\w+ to \w+ minutes) on one core"
     told = [re.findall(time, text) for text in (page, (ROOT / "scripts" / "demo").read_text(encoding="utf-8"))]
