@@ -12,7 +12,7 @@ LITTLE_NOISE = (
 )
 _LITTLE_NOISE = "with so little noise a single step may tell whether a sample was in its batch"
 
-_ANEW = "the correlated noise was begun anew (a resumed run): rounds on top of those of steps in one go: {}"
+_ANEW = "the correlated noise was begun anew (a resumed run, or a new iterator): rounds on top of those of steps in one go: {}"
 _ALL_AT_ONCE = "a person's samples count as if all were drawn as soon as one is: a bound, not a tight one"
 
 
