@@ -40,6 +40,15 @@ def test_ranks_without_samples_keep_step(told: Any, size: int) -> None:
         assert_same(rank, expected(cases.SMALL), TOLERANCE[torch.float64])
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_first_batches_without_any_sample(told: Any, size: int) -> None:
+    """Chance has them so: torch can't begin anew what no pass has begun, and needn't."""
+    first, *others = results(told, size, "case_cut_none_at_first")
+    assert first["moved"] and first["steps"] == {"groupclip": 0, "user": 3}
+    for other in others:
+        assert all(torch.equal(first["weights"][name], kept) for name, kept in other["weights"].items())
+
+
 @pytest.mark.parametrize("way", ["whole", "kept", "again", "offloaded", "copies"])
 @pytest.mark.parametrize("style", ["all-layer", "block-wise"])
 @pytest.mark.parametrize("size", SIZES)

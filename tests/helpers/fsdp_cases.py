@@ -44,6 +44,27 @@ def case_cut_small_batches(rank: Rank) -> Any:
     return train(cut(rank, build("net", torch.float64)), SMALL)
 
 
+def case_cut_none_at_first(rank: Rank) -> Any:
+    """The first logical batches have no sample on any rank, and a batch is given up before anything was computed."""
+    model = cut(rank, build("net", torch.float64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    mechanism = plan(1.0, steps=3)
+    engine = gc.attach(model, optimizer, "uniform:2", mechanism)
+    engine.discard()
+    before = {name: whole(param) for name, param in model.named_parameters()}
+    for _ in range(2):
+        optimizer.step()
+        optimizer.zero_grad()
+    engine.backward(losses(model, tuple(part[:2] for part in kinds.data("net", torch.float64).tensors)))
+    optimizer.step()
+    after = {name: whole(param) for name, param in model.named_parameters()}
+    return {
+        "moved": all(not torch.equal(after[name], before[name]) for name in before),
+        "steps": engine.ledger.steps_by_sampler,
+        "weights": after,
+    }
+
+
 def case_cut_in_every_way(rank: Rank) -> Any:
     """Whole, in blocks; put together anew in the backward pass or not; kept on the CPU; in copies (a mesh of two dimensions)."""
     copies = mesh_of_copies(rank)

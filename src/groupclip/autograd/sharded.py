@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from ..distributed.shards import Shard, scattered
+from ..distributed.shards import Shard, have_begun, scattered
 from ..errors import CoverageError
 from .slot import Left, Slot
 
@@ -106,7 +106,8 @@ class Turns:
     def take_apart(self) -> None:
         """Let the modules be put together anew in the next pass, from what each rank keeps of them now."""
         for root in self.roots:
-            root.reset_iter_state()
+            if have_begun(root):
+                root.reset_iter_state()
 
     def _sum(self) -> None:
         slots = self.groups[self._turn]

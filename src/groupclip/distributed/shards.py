@@ -184,6 +184,14 @@ def roots(model: nn.Module) -> list[Any]:
     return found
 
 
+def have_begun(root: Any) -> bool:
+    """Whether a pass ever put the parts of a module together that ``fully_shard`` cut. Before that, torch can't begin it anew.
+
+    No pass did where the first logical batch had no sample on any rank, or where nothing was computed yet.
+    """
+    return root._get_fsdp_state()._is_root is not None
+
+
 def scattered(totals: list[tuple[Shard, Tensor]]) -> list[Tensor]:
     """Return this rank's part of the sum over the ranks that a parameter is cut over, for each of some tensors, of whole shapes.
 
