@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .engine.engine import Engine
     from .engine.noise_aware import NoiseAwareAdam
     from .engine.public_thresholds import public_thresholds
+    from .engine.schedule import PrivateSchedule
     from .memory import Plan, plan
     from .memory.advise import Advice, advise
     from .noise.grid import HardenedNoise
@@ -53,6 +54,7 @@ __all__ = [
     "PerUser",
     "Plan",
     "PrivacyViolation",
+    "PrivateSchedule",
     "RunAudit",
     "StepAudit",
     "UnsupportedOperation",
@@ -94,6 +96,7 @@ _HOME = {
     "engine.engine": ("Engine",),
     "engine.noise_aware": ("NoiseAwareAdam",),
     "engine.public_thresholds": ("public_thresholds",),
+    "engine.schedule": ("PrivateSchedule",),
     "memory": ("Plan", "plan"),
     "memory.advise": ("Advice", "advise"),
     "noise.grid": ("HardenedNoise",),

@@ -67,6 +67,7 @@ class Tape:
         ended: the groups that ended in that backward pass.
         probing: a backward pass that books nothing is under way.
         in_step: the parameters are cut over ranks, which make as many passes as each other.
+        aside: the parameters are plain ones meanwhile, for a pass that trains nothing.
         observer: is told how each parameter is used, or None.
         watch: gives what must be on while operations on samples of a part run (:class:`groupclip.autograd.reads.Reads`).
         own_pass: is called when a gradient of a backward pass arrives that isn't ``engine.backward``'s.
@@ -86,6 +87,7 @@ class Tape:
     ended: set[str] = field(default_factory=set)
     probing: bool = False
     in_step: bool = False
+    aside: bool = False
     observer: Observer | None = None
     watch: Callable[[Part], AbstractContextManager[Any]] = field(default=lambda _: nullcontext())
     own_pass: Callable[[], None] | None = None
@@ -176,7 +178,7 @@ class Tape:
     @property
     def inside_here(self) -> bool:
         """Whether this thread runs samples of a part: in a forward pass, or where a checkpoint computes one again."""
-        return self.part is not None and (self.entered_here or in_backward())
+        return self.aside or (self.part is not None and (self.entered_here or in_backward()))
 
     @property
     def knows_batch(self) -> bool:

@@ -36,6 +36,7 @@ from .devices import check_devices
 from .engine import Engine
 from .factorised import check_factorised
 from .shared import PART, Shared, shared_training
+from .stages import Stages, met
 from .views import Views
 
 
@@ -52,6 +53,7 @@ def attach(
     noise: NoiseSource | None = None,
     budget: Budget | Reservation | None = None,
     views: int = 1,
+    stage: Any = None,
 ) -> Engine:
     """Make ``model`` and ``optimizer`` train privately.
 
@@ -77,6 +79,9 @@ def attach(
             the others may leave it out.
         views: K, views of each sample (augmentations of it): the attached model is trained on ``[B, K, ..]`` and returns ``[B, K,
             ..]``, and the mean of a sample's K gradients is clipped once. Losses are ``[B, K]``, or their means ``[B]``.
+        stage: the ``PipelineStage`` of ``torch.distributed.pipelining`` that was made of ``model``, which is this rank's part of a
+            larger one. Every rank attaches its own. ``groups`` are those of this part, under names as ``stage0/head``; thresholds
+            and noise are for the groups of all stages together. Train by :class:`groupclip.PrivateSchedule`.
 
     Guarantee:
         each step's gradient is ``(sum_i g_i^(m) C(g_i^(m); R_m) + s_m N(0, I)) / E[batch size]`` for every group m (the
@@ -93,18 +98,20 @@ def attach(
         UnsupportedOperation: what several processes can't train with (see docs/distributed.md).
         ValueError, TypeError: arguments that don't fit; nothing is changed then.
     """
-    several = None if mechanism is None else ranks()
+    stages = None if stage is None else met(stage, model, groups, mechanism, views=views, loss_reduction=loss_reduction)
+    several = None if mechanism is None else ranks(even_one=stages is not None)
 
     def look() -> _LookedAt:
         return _looked_at(
-            model, optimizer, groups, mechanism, clip, thresholds, allocation, loss_reduction, noise, budget, views
-        )
+            model, optimizer, groups if stages is None else stages.own, mechanism, clip, thresholds, allocation, loss_reduction,
+            noise, budget, views, stages,
+        )  # fmt: skip
 
     found = agreed(several, look, PART)
     shared: Shared | None = None
     if mechanism is not None:
         shared = shared_training(
-            model, found.partition, mechanism, found.clip, found.amounts, found.noise, budget, views
+            model, found.partition, mechanism, found.clip, found.amounts, found.noise, budget, views, stages
         )
     engine, reservation = agreed(
         several,
@@ -134,7 +141,7 @@ class _LookedAt:
 def _looked_at(
     wrapper: nn.Module, optimizer: Optimizer | None, groups: Any, mechanism: Mechanism | None, clip: str | ClipFunction,
     thresholds: Thresholds | Adaptive, allocation: str | Mapping[str, float], loss_reduction: LossReduction,
-    noise: NoiseSource | None, budget: Budget | Reservation | None, views: int,
+    noise: NoiseSource | None, budget: Budget | Reservation | None, views: int, stages: Stages | None,
 ) -> _LookedAt:  # fmt: skip
     model = unwrapped(wrapper)
     check_no_stage(wrapper)
@@ -153,6 +160,8 @@ def _looked_at(
         )
     named = {n: p for n, p in model.named_parameters() if p.requires_grad}
     sizes = {name: sum(named[n].numel() for n in partition_[name]) for name in partition_.names}
+    if stages is not None:
+        sizes = dict(stages.everywhere.sizes)
     sigma = 0.0 if mechanism is None else noise_multiplier(mechanism)
     amounts = GroupNoise(thresholds, allocation, sizes, sigma, source, loss_reduction)
     check_modules(model)
@@ -165,7 +174,7 @@ def _looked_at(
             "noise that a seed reproduces can be subtracted again, so the steps would spend more than the budget counts: leave "
             "noise= out, or budget="
         )
-    check_factorised(mechanism, amounts, source, several=ranks() is not None)
+    check_factorised(mechanism, amounts, source, several=stages is not None or ranks() is not None)
     if mechanism is None:
         check_whole(named)
     return _LookedAt(model, partition_, clip_, amounts, source, several)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -62,18 +62,30 @@ class BackwardPass:
 
     def run(self, losses: Tensor, loss_scale: float) -> None:
         """See :meth:`groupclip.Engine.backward`; the losses were checked."""
+
+        def backward() -> None:
+            ready = self.ready(losses)
+            ready.backward(torch.full_like(ready, loss_scale))
+            if self.turns is not None:
+                self.turns.finish()
+
+        self.within(len(losses), loss_scale, backward)
+
+    def ready(self, losses: Tensor) -> Tensor:
+        """Return losses ``[B]`` whose backward pass may begin: nothing of them is of other samples than it should be."""
+        if self.tape.ran_in_parts:
+            refuse_escaped(losses)
+        return self._settle(losses)
+
+    def within(self, batch: int, loss_scale: float, backward: Callable[[], None]) -> None:
+        """Make a backward pass that clips: of the sum of ``batch`` losses, one a sample, times ``loss_scale``."""
         with torch._C.DisableTorchFunctionSubclass():
             held = [slot.kept.grad is not None for slot in self.slots]
         counted, seen = self.amounts.counted(), self.step.samples.seen()
         self.norms.clear()
         try:
-            with self.tape.permit(len(losses), loss_scale):
-                if self.tape.ran_in_parts:
-                    refuse_escaped(losses)
-                losses = self._settle(losses)
-                losses.backward(torch.full_like(losses, loss_scale))
-                if self.turns is not None:
-                    self.turns.finish()
+            with self.tape.permit(batch, loss_scale):
+                backward()
                 ended = bool(self.tape.ended)
             if not ended:
                 raise CoverageError(

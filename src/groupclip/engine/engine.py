@@ -61,6 +61,8 @@ class Engine:
         amounts: GroupNoise, loss_reduction: LossReduction, noise: NoiseSource, views: Views, shared: Shared | None = None,
     ) -> None:  # fmt: skip
         self.model, self.optimizer, self.mechanism, self.partition = model, optimizer, mechanism, groups
+        stages = None if shared is None else shared.stages
+        self._everywhere = groups if stages is None else stages.everywhere  # the groups of all stages of a pipeline
         self.clip, self.noise, self._amounts, self.views = clip, noise, amounts, views.count
         self.thresholds: Mapping[str, float] = ReadOnly(self._amounts.thresholds)  # clipping and noise must agree on them
         keep_uncompiled()
@@ -81,13 +83,14 @@ class Engine:
         self._forward = Forward(model, self._tape, show, noise_to_come=mechanism is not None, views=views)
         self._pass = BackwardPass(self._tape, self._step, self._amounts, self._groups, self._slots, self._looks.norms)
         self._state = State(
-            groups, clip, self.ledger, noise, amounts, self._groups, self._step, self._looks, self._training,
+            self._everywhere, clip, self.ledger, noise, amounts, self._groups, self._step, self._looks, self._training,
             Provenance.of(noise, hardened=amounts.rounding > 0), self.views,
         )  # fmt: skip
         self._entrance = Entrance(model, self._forward)
         self._entrance.open()
         self._handles = [model.register_forward_pre_hook(Passed(self._entrance, self._tape), prepend=True)]
         self._handles += hooks_on_model(model, self._slots) + ([] if shared is None else shared.begin(self._forward, self._pass))
+        self._passes = None if shared is None else shared.passes
         if optimizer is not None:
             self._handles += hooks_on_optimizer(optimizer, self._slots, self._step, private=mechanism is not None)
         self._attached = True
@@ -154,6 +157,8 @@ class Engine:
     def discard(self) -> None:
         """Give up the logical batch under way: clear every ``p.grad`` and forget what was backpropagated."""
         self._step.discard()
+        if self._passes is not None:
+            self._passes.forget()
         for group in self._groups:
             group.drop_gate()
 
@@ -203,7 +208,7 @@ class Engine:
         """Return every fact that a reader needs; arguments as of :meth:`epsilon`. It claims no epsilon where that raises."""
         ledger, noise = self._require_ledger(), self._state.provenance
         return PrivacyRecord.of(
-            ledger, delta=delta, partition=self.partition, thresholds=self.thresholds, noise_std=self.noise_stds,
+            ledger, delta=delta, partition=self._everywhere, thresholds=self.thresholds, noise_std=self.noise_stds,
             clip=self.clip.name, secure_noise=noise.secure, unsafe=sorted(self._looks.taken),
             other_releases=self._amounts.other_releases, rounding=self._amounts.rounding if noise.hardened else 0.0,
             sampling_vouched_by_user=sampling_vouched_by_user, foreign_noise=noise.foreign,

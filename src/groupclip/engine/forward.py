@@ -43,7 +43,7 @@ class Forward:
         self._model, self._tape, self._show_private, self._views = model, tape, private, views if views.count > 1 else None
         self._alone = Alone(model, tape, noise_to_come=noise_to_come)
         self._roles, self._arrangement = Roles(), Arrangement(self._probe)
-        self.check_call: Callable[[], None] | None = None  # of a training on several processes
+        self.check_call: Callable[[], None] = check_no_schedule  # what may call it; others of a training on several processes
         self._cut: frozenset[int] = frozenset()
 
     def call(self, module: nn.Module, inner: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -57,9 +57,7 @@ class Forward:
         """Make a call that records gradients."""
         self._show_private()  # also after a step that failed half-way
         check_caller(self._model)
-        check_no_schedule()
-        if self.check_call is not None:
-            self.check_call()
+        self.check_call()
         check_coverage(self._model, self._cut)
         if in_backward():  # a checkpoint around the model computes it again
             refuse_reentry()
@@ -86,6 +84,7 @@ class Forward:
         Sequences().check(args, {}, lengths[0], None)
         plain = self._views is None
         inputs = Inputs(args, {}, frozenset(map(id, tensors)), lengths[0]) if plain else self._read(args, {})
+        self.check_call()
         check_caller(self._model)
         check_coverage(self._model, self._cut)
         with self._tape.forward_pass():
@@ -105,6 +104,7 @@ class Forward:
                 f"engine.forward_on takes every row for a sample, and with views={self._views.count} one is several rows: compute "
                 "the losses in a function of the samples, engine.per_sample(function, inputs)"
             )
+        self.check_call()
         check_caller(self._model)
         check_coverage(self._model, self._cut)
         tensors = [t for t in tensors_in(inputs) if t.dim() > 0]
@@ -150,12 +150,12 @@ class Forward:
             return self._alone.run(function, inputs, arrangement, reduction)
 
     def _probe(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with torch.no_grad(), torch.random.fork_rng(), _undone(self._model):
+        with torch.no_grad(), torch.random.fork_rng(), undone(self._model):
             return self._model.forward(*args, **kwargs)
 
 
 @contextmanager
-def _undone(model: nn.Module) -> Iterator[None]:
+def undone(model: nn.Module) -> Iterator[None]:
     """Buffers and attributes are put back; a weight that moves in a forward pass is refused."""
     buffers = [(m, dict(m._buffers)) for m in model.modules() if m._buffers]
     values = [(b, b.clone()) for b in model.buffers() if not b.is_inference()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from ..clipping.functions import ClipFunction
 from ..distributed.agreement import agreed, digest, told_by_all, unanimous
 from ..distributed.ranks import Ranks, ranks
 from ..distributed.shards import is_sharded, roots, unsharded
+from ..distributed.stages import check_no_schedule
 from ..distributed.wrappers import OutOfStep, check_ddp, check_nobody_averages, is_ddp, unwrapped
 from ..errors import PrivacyViolation, UnsupportedOperation
 from ..noise.sources import NoiseSource
@@ -25,6 +26,8 @@ from ..privacy.mechanism import Mechanism
 from ..privacy.reservation import Reservation
 from .backward import BackwardPass
 from .forward import Forward
+from .passes import StagePasses
+from .stages import Stages
 from .together import own_noise
 
 
@@ -40,6 +43,8 @@ class Shared:
         whole: the parameters that passes are made with, by the id of what is kept of them
             (see :mod:`groupclip.distributed.shards`).
         on_budget: rank 0 charges every step to a budget.
+        stages: of the pipeline, of which each rank trains one; None where all train one model.
+        passes: of this rank's stage, from :meth:`begin` on.
     """
 
     ranks: Ranks
@@ -48,6 +53,8 @@ class Shared:
     training: str
     whole: dict[int, nn.Parameter]
     on_budget: bool
+    stages: Stages | None = None
+    passes: StagePasses | None = None
 
     @property
     def charges(self) -> bool:
@@ -66,10 +73,13 @@ class Shared:
 
         ledger.draw_on(ChargedByFirst(self.ranks, reservation, **told_by_all(self.ranks, facts, PART)[0]))
 
-    def begin(self, forward: Forward, backward: BackwardPass) -> list[OutOfStep]:
+    def begin(self, forward: Forward, backward: BackwardPass) -> Sequence[OutOfStep | StagePasses]:
         """Let the engine sum over ranks, and nobody else, until what is returned is removed."""
-        backward.step.join(self.ranks, self.training, backward.turns)
-        forward.check_call = check_nobody_averages
+        backward.step.join(self.ranks, self.training, backward.turns, staged=self.stages is not None)
+        if self.stages is not None:
+            self.passes = StagePasses(self.stages.stage, self.ranks, self.wrapper, forward, backward)
+            return [self.passes]
+        forward.check_call = _check_call
         if self.whole:
             forward.keep_in_step(frozenset(self.whole))
             assert backward.turns is not None
@@ -113,7 +123,7 @@ PART = "part in the training"
 
 def shared_training(
     wrapper: nn.Module, partition: Partition, mechanism: Mechanism, clip: ClipFunction, amounts: GroupNoise,
-    noise: NoiseSource, budget: Any, views: int,
+    noise: NoiseSource, budget: Any, views: int, stages: Stages | None,
 ) -> Shared | None:  # fmt: skip
     """Return this rank's part in the training; None where one process trains alone. All ranks must call it.
 
@@ -122,7 +132,7 @@ def shared_training(
         UnsupportedOperation: what several processes can't train with.
     """
     model = unwrapped(wrapper)
-    together = ranks(even_one=any(map(is_sharded, model.parameters())))
+    together = ranks(even_one=stages is not None or any(map(is_sharded, model.parameters())))
     if together is None:
         return None
 
@@ -140,12 +150,12 @@ def shared_training(
     def facts() -> dict[str, Any]:
         return {
             "the plan": mechanism.plan_hash,
-            "the groups": digest(partition.to_json()),
+            "the groups": digest((partition if stages is None else stages.everywhere).to_json()),
             "the clip function": repr(clip),
             "the thresholds": dict(amounts.thresholds),
             "the noise": digest([amounts.stds, type(noise).__name__]),
             "the views of a sample": views,
-            "the weights": _weights(model),
+            "the weights": _weights(model) if stages is None else "of each stage its own",
         }
 
     given = [rank["budget"] for rank in told_by_all(together, lambda: {"budget": budget is not None}, PART)]
@@ -154,16 +164,23 @@ def shared_training(
             f"budget= is given on rank {given.index(True)} and not on rank 0, which charges the steps of all ranks to it: give it "
             "on rank 0"
         )
-    names = told_by_all(together, lambda: {"named": _named(model)}, PART)
+    names = told_by_all(together, lambda: {"named": "" if stages is not None else _named(model)}, PART)
     if any(other != names[0] for other in names):
         raise UnsupportedOperation(
             "the ranks hold other parameters than each other, as stages of a pipeline do: each rank's noise would be for its own "
-            "part, and not for all that a sample moves. Train one model on all ranks, by DistributedDataParallel or fully_shard"
+            "part, and not for all that a sample moves. Train one model on all ranks, by DistributedDataParallel or fully_shard, "
+            "or give attach stage=, on every rank"
         )
     whole = agreed(together, lambda: unsharded(model), PART)
     own = unanimous(together, check, facts, PART)
     training = together.from_first(uuid.uuid4().bytes).hex()
-    return Shared(together, wrapper, own, training, whole, given[0])
+    return Shared(together, wrapper, own, training, whole, given[0], stages)
+
+
+def _check_call() -> None:
+    """Refuse a call of the model that isn't of this training."""
+    check_no_schedule()
+    check_nobody_averages()
 
 
 def _named(model: nn.Module) -> str:

@@ -67,11 +67,12 @@ class PrivateStep:
         """Those that step together with this one; None where it trains alone."""
         return None if self._together is None else self._together.ranks
 
-    def join(self, ranks: Ranks, training: str, turns: Turns | None) -> None:
+    def join(self, ranks: Ranks, training: str, turns: Turns | None, *, staged: bool) -> None:
         """Step together with the other ranks of a training of this name of chance. ``turns``: of parameters cut over them."""
         assert self._ledger is not None and self._owner is not None
         self._owner.training = training
-        self._together = Together(ranks, self._ledger, self._owner, self._amounts, self._slots, self._noise)
+        own = self._ledger, self._owner, self._amounts, self._slots, self._noise
+        self._together = Together(ranks, *own, staged=staged)
         self._amounts.shared_by(self._together)
         self._custody.averaged = False
         self._turns = turns

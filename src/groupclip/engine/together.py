@@ -18,7 +18,7 @@ from ..noise.grid import HardenedNoise
 from ..noise.jointly import add_to_all
 from ..noise.sources import InsecureNoise, NoiseSource, SecureNoise
 from ..privacy.ledger import Ledger
-from ..sampling.claims import Owner
+from ..sampling.claims import WHOLE, Owner
 
 T = TypeVar("T")
 
@@ -30,16 +30,18 @@ class Together:
         ranks: of the training.
         ledger, owner, amounts, slots: of the engine.
         noise: of this rank; it draws for the coordinates that the rank owns.
+        staged: each rank has parameters that no other has: its stage of a pipeline.
 
     Attributes:
         secure: no seed reproduces the noise.
     """
 
     def __init__(
-        self, ranks: Ranks, ledger: Ledger, owner: Owner, amounts: GroupNoise, slots: Sequence[Slot], noise: NoiseSource
-    ) -> None:
+        self, ranks: Ranks, ledger: Ledger, owner: Owner, amounts: GroupNoise, slots: Sequence[Slot], noise: NoiseSource,
+        *, staged: bool = False,
+    ) -> None:  # fmt: skip
         self.ranks, self._ledger, self._owner, self._amounts, self._slots = ranks, ledger, owner, amounts, slots
-        self._noise, self.secure = noise, noise.secure
+        self._noise, self.secure, self._staged = noise, noise.secure, staged
 
     def check(self, act: Callable[[], T]) -> T:
         """Return what ``act``, which checks a step, returns, where it returns on all ranks and they are at the same step."""
@@ -47,7 +49,7 @@ class Together:
         def checked() -> T:
             result = act()
             if self.ranks.size > 1:
-                self._owner.check_dealt((self.ranks.rank, self.ranks.size))
+                self._owner.check_dealt(WHOLE if self._staged else (self.ranks.rank, self.ranks.size))
             return result
 
         return unanimous(self.ranks, checked, self._facts, "the step")
@@ -57,7 +59,7 @@ class Together:
         return {
             "the steps that are counted": self._ledger.steps_by_sampler,
             "the noise": digest(self._amounts.stds),
-            "the parameters that train": digest(training),
+            "the parameters that train": "of each stage its own" if self._staged else digest(training),
         }
 
     def is_claimed(self, own: bool) -> bool:
@@ -75,13 +77,14 @@ class Together:
         """Put the private gradient of all ranks' samples into the place of each sum: summed, with noise, divided.
 
         What is cut over ranks was summed as its groups closed: its owner, or one of those who keep the same part, adds the noise.
+        What is of one stage is summed there, over all samples: no other rank has it.
         """
 
         def make_private(total: Tensor, std: float) -> None:
             self._noise.add_(total, std)
             total.div_(expected_batch_size)
 
-        exact = [(_peers(slot, self.ranks), _exact(total), std) for slot, total, std in sums]
+        exact = [(self._peers(slot), _exact(total), std) for slot, total, std in sums]
         alone = [(total, std) for peers, total, std in exact if peers is None]
         add_to_all(self._noise, alone)
         for total, _ in alone:
@@ -93,10 +96,11 @@ class Together:
             if found is not total:
                 total.copy_(found)
 
-
-def _peers(slot: Slot, ranks: Ranks) -> Ranks | None:
-    """Return the ranks that keep the same coordinates of a parameter as this one; None where no other does."""
-    return ranks if slot.kept is slot.param else slot.kept.peers
+    def _peers(self, slot: Slot) -> Ranks | None:
+        """Return the ranks that keep the same coordinates of a parameter as this one; None where no other does."""
+        if self._staged:
+            return None
+        return self.ranks if slot.kept is slot.param else slot.kept.peers
 
 
 def _exact(total: Tensor) -> Tensor:

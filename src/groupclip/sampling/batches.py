@@ -15,11 +15,11 @@ from groupclip.distributed.ranks import Ranks, ranks
 from groupclip.errors import PrivacyViolation
 from groupclip.noise.keystream import KEY_BYTES, derive_key, new_key
 from groupclip.privacy.mechanism import Mechanism
-from groupclip.sampling.claims import Drawn, Run
-from groupclip.sampling.dealt import dealt
+from groupclip.sampling.claims import WHOLE, Drawn, Run
+from groupclip.sampling.dealt import dealt as dealt_to
 from groupclip.sampling.draws import drawn
-from groupclip.sampling.names import check_users
-from groupclip.sampling.readers import BySample, ByUser, Collate, InPaddedBatches, Piece, Reader
+from groupclip.sampling.layouts import by_sample, by_user
+from groupclip.sampling.readers import Collate, Piece, Reader
 from groupclip.sampling.tables import as_records
 from groupclip.sampling.workers import Workers, read_here, steps_read
 
@@ -34,19 +34,21 @@ def poisson_batches(
     key: bytes | None = None,
     num_workers: int = 0,
     prefetch: int = 2,
+    dealt: bool = True,
 ) -> "LogicalBatches":
     """Make :func:`logical_batches` of a mechanism whose sampling is "poisson" and whose unit is the sample.
 
-    ``dataset``, ``mechanism``, ``microbatch``, ``start``, ``collate``, ``key``, ``num_workers`` and ``prefetch`` are as there.
-    It raises ValueError for another sampling or unit, and what that raises.
+    ``dataset``, ``mechanism``, ``microbatch``, ``start``, ``collate``, ``key``, ``num_workers``, ``prefetch`` and ``dealt`` are as
+    there. It raises ValueError for another sampling or unit, and what that raises.
     """
     if mechanism.sampling != "poisson":
         raise ValueError(
             f"the mechanism was planned for sampling={mechanism.sampling!r}: use groupclip.logical_batches, which draws so"
         )
     return logical_batches(
-        dataset, mechanism, microbatch, start=start, collate=collate, key=key, num_workers=num_workers, prefetch=prefetch
-    )
+        dataset, mechanism, microbatch, start=start, collate=collate, key=key, num_workers=num_workers, prefetch=prefetch,
+        dealt=dealt,
+    )  # fmt: skip
 
 
 def logical_batches(
@@ -62,6 +64,7 @@ def logical_batches(
     key: bytes | None = None,
     num_workers: int = 0,
     prefetch: int = 2,
+    dealt: bool = True,
 ) -> "LogicalBatches":
     """Make one :class:`LogicalBatch` per planned step; iterating it yields collated micro-batches, possibly none.
 
@@ -82,6 +85,8 @@ def logical_batches(
         num_workers: processes that read the data set, ahead of the loop; by default the main process reads. They are told rows and
             nothing else, change no result, and end with the iterator. Data set and collate function must be picklable.
         prefetch: micro-batches that each worker has under way.
+        dealt: on several processes, each gets its part of every batch. False: each gets all of it, as stages of a pipeline need it
+            (:class:`groupclip.PrivateSchedule`).
 
     On several processes (after ``init_process_group``) each of them iterates, and gets its part of every batch: rank 0's key is
     sent to all, so there is one draw, which is dealt. All get as many micro-batches; some may hold no sample.
@@ -98,8 +103,9 @@ def logical_batches(
 
     def look() -> "LogicalBatches":
         return _looked_at(
-            dataset, mechanism, microbatch, users, samples_per_user, padded, start, collate, key, Workers(num_workers, prefetch)
-        )
+            dataset, mechanism, microbatch, users, samples_per_user, padded, start, collate, key, dealt,
+            Workers(num_workers, prefetch),
+        )  # fmt: skip
 
     return refusing(look, ranks, BATCHES)
 
@@ -110,7 +116,7 @@ BATCHES = "batches"
 
 def _looked_at(
     dataset: Any, mechanism: Mechanism, microbatch: int, users: Sequence[Hashable] | None, samples_per_user: int | None,
-    padded: bool, start: int, collate: Collate | None, key: bytes | None, workers: Workers,
+    padded: bool, start: int, collate: Collate | None, key: bytes | None, dealt: bool, workers: Workers,
 ) -> "LogicalBatches":  # fmt: skip
     if isinstance(microbatch, bool) or not isinstance(microbatch, int):
         raise TypeError(f"microbatch={microbatch!r} must be a whole number (int)")
@@ -124,6 +130,10 @@ def _looked_at(
         )
     if key is not None and (not isinstance(key, bytes) or len(key) != KEY_BYTES):
         raise ValueError(f"key must be {KEY_BYTES} bytes; leave it out unless this is a test")
+    if padded and not dealt:
+        raise ValueError(
+            "padded=True with dealt=False: groupclip.PrivateSchedule fills micro-batches up itself; leave padded out"
+        )
     records = as_records(dataset)
     size = len(records)
     if mechanism.unit == "client":
@@ -132,23 +142,24 @@ def _looked_at(
             "samples to draw batches of them"
         )
     if mechanism.unit == "user":
-        reader: Reader = _by_user(records, size, mechanism, microbatch, collate, users, samples_per_user, padded)
+        reader: Reader = by_user(records, size, mechanism, microbatch, collate, users, samples_per_user, padded)
     else:
-        reader = _by_sample(records, size, mechanism, microbatch, collate, users, samples_per_user, padded)
-    return LogicalBatches(mechanism, reader, start, key, workers)
+        reader = by_sample(records, size, mechanism, microbatch, collate, users, samples_per_user, padded)
+    return LogicalBatches(mechanism, reader, start, key, workers, dealt)
 
 
 class LogicalBatches:
     """The steps ``start .. mechanism.steps`` of a run; see :func:`logical_batches`. Its length is public."""
 
     def __init__(
-        self, mechanism: Mechanism, reader: Reader, start: int, key: bytes | None, workers: Workers
+        self, mechanism: Mechanism, reader: Reader, start: int, key: bytes | None, workers: Workers, dealt: bool = True
     ) -> None:
         self.mechanism = mechanism
         self.start = start
         self._reader = reader
         self._key = key
         self._workers = workers
+        self._dealt = dealt
 
     def __len__(self) -> int:
         return self.mechanism.steps - self.start
@@ -165,7 +176,8 @@ class LogicalBatches:
         else:
             unanimous(together, lambda: None, self._facts, BATCHES)
             key = together.from_first(key)
-            part, name = (together.rank, together.size), derive_key(key, "groupclip/sampling/public name").hex()
+            part = (together.rank, together.size) if self._dealt else WHOLE
+            name = derive_key(key, "groupclip/sampling/public name").hex()
             run = Run(self.mechanism, self.start, secret=self._key is None, part=part, public_name=name)
         plans = (
             self._plan(drawn(self.mechanism, key=key, step=step), key, step, together)
@@ -187,12 +199,13 @@ class LogicalBatches:
             "the step that batches begin at": self.start,
             "the micro-batches": self._reader.layout,
             "the batches' key (given, or of chance)": self._key is not None,
+            "dealt=": self._dealt,
         }
 
     def _plan(self, found: np.ndarray, key: bytes, step: int, together: Ranks | None) -> list[Piece]:
-        if together is None:
+        if together is None or not self._dealt:
             return self._reader.plan(found, key=key, step=step)
-        return dealt(found, together, lambda part: self._reader.plan(part, key=key, step=step))
+        return dealt_to(found, together, lambda part: self._reader.plan(part, key=key, step=step))
 
 
 class LogicalBatch:
@@ -246,54 +259,3 @@ class LogicalBatch:
                 )
             self._drawn.hand_out(samples, piece.numbers)
             yield samples
-
-
-def _by_sample(
-    dataset: Any, size: int, mechanism: Mechanism, microbatch: int, collate: Collate | None,
-    users: Sequence[Hashable] | None, samples_per_user: int | None, padded: bool,
-) -> Reader:  # fmt: skip
-    if users is not None or samples_per_user is not None:
-        raise ValueError(
-            "users= and samples_per_user= need a mechanism that was planned for users: Mechanism(unit='user', "
-            "dataset_size=number of users, ..)"
-        )
-    if size != mechanism.dataset_size:
-        raise ValueError(
-            f"the data set holds {size} samples, the mechanism was planned for "
-            f"dataset_size={mechanism.dataset_size}: the sample rate would be wrong. Build the Mechanism "
-            "with dataset_size=len(dataset), and calibrate again"
-        )
-    if not padded:
-        return BySample(dataset, microbatch, collate)
-    if mechanism.sampling == "poisson":
-        raise ValueError(
-            "padded=True with sampling='poisson': such a batch has no largest size but the whole data set; plan with "
-            "sampling='truncated-poisson' and adjacency='zero-out'"
-        )
-    largest = mechanism.expected_batch_size if mechanism.max_batch_size is None else mechanism.max_batch_size
-    return InPaddedBatches(dataset, microbatch, collate, int(largest))
-
-
-def _by_user(
-    dataset: Any, size: int, mechanism: Mechanism, microbatch: int, collate: Collate | None,
-    users: Sequence[Hashable] | None, samples_per_user: int | None, padded: bool,
-) -> Reader:  # fmt: skip
-    if users is None:
-        raise ValueError("the mechanism was planned for unit='user': pass users=, whose each sample is")
-    if len(users) != size:
-        raise ValueError(
-            f"users has {len(users)} entries for {size} samples: give one a sample, in the data set's order"
-        )
-    check_users(users)
-    if padded:
-        raise ValueError("padded=True isn't available for users: their micro-batches have the shapes of their users")
-    if samples_per_user is not None and samples_per_user < 1:
-        raise ValueError(f"samples_per_user={samples_per_user} must be >= 1")
-    reader = ByUser(dataset, microbatch, collate, users, samples_per_user)
-    if reader.users != mechanism.dataset_size:
-        raise ValueError(
-            f"the samples are of {reader.users} users, the mechanism was planned for "
-            f"dataset_size={mechanism.dataset_size}: the sample rate would be wrong. Build the Mechanism with "
-            "dataset_size=number of users, and calibrate again"
-        )
-    return reader

@@ -17,6 +17,8 @@ from groupclip.errors import PrivacyViolation
 from groupclip.privacy.mechanism import Mechanism
 from groupclip.sampling.marks import HandedOut, Likeness, Marks, compare
 
+#: The part of a run of which every rank has all: of its batches, which were drawn together, nothing is dealt.
+WHOLE = (0, 1)
 _KEPT = 4  # logical batches of a run whose rows are remembered beside the present one's
 
 
@@ -27,7 +29,7 @@ class Run:
         self, mechanism: Mechanism, start: int, *, secret: bool, part: tuple[int, int] | None = None, public_name: str = ""
     ) -> None:
         self.mechanism, self.start, self.secret = mechanism, start, secret
-        self.part = part  # (rank, ranks): its batches are this rank's part of those of all; None: the whole
+        self.part = part  # (rank, ranks): its batches are this rank's part of those of all; None: drawn here
         self.public_name = public_name  # that the parts of one run have in common
         self.newest_begun = -1
         self.over = False  # its iterator ended, or was given up
@@ -202,18 +204,25 @@ class Owner:
             batch.run.trainings.add(self.training)
 
     def check_dealt(self, part: tuple[int, int]) -> None:
-        """Check that batches under way are this rank's ``part`` of batches of all ranks.
+        """Check that batches under way are this rank's ``part`` of batches of all ranks, or :data:`WHOLE` ones.
 
         Raises:
-            PrivacyViolation: each rank draws from the whole data set for itself.
+            PrivacyViolation: each rank draws from the whole data set for itself, or batches are dealt and shouldn't be.
         """
         for batch in _in_use():
-            if batch.begun and batch.run.mechanism == self.mechanism and batch.number > self.since and batch.run.part != part:
+            ours = batch.begun and batch.run.mechanism == self.mechanism and batch.number > self.since
+            if ours and part == WHOLE != batch.run.part:
+                raise PrivacyViolation(
+                    "this logical batch wasn't drawn for all ranks together, or it was dealt to them, and every stage of a "
+                    "pipeline takes all samples of one draw: give groupclip.logical_batches dealt=False, and begin to iterate "
+                    "over it after init_process_group, on every rank"
+                )
+            if ours and batch.run.part != part:
                 raise PrivacyViolation(
                     "this logical batch isn't this rank's part of one that was dealt to all ranks (it was drawn before "
                     "init_process_group, or in another group), so a sample may be in the batches of several ranks and weigh "
                     "several times in one step. Begin to iterate over groupclip.logical_batches after init_process_group, on "
-                    "every rank"
+                    "every rank, without dealt=False"
                 )
 
     def draws(self) -> bool:

@@ -1,0 +1,128 @@
+"""Schedules of pipeline stages on private batches: of any size, in micro-batches of one size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..arguments import whole
+from ..distributed.agreement import digest, unanimous
+from ..distributed.stages import check_schedule
+from ..errors import GroupClipError, UnsupportedOperation
+from ..nested import replaced, tensors_in
+from ..sampling.marks import marks
+from .engine import Engine
+from .passes import Rows, StagePasses
+
+
+class PrivateSchedule:
+    """A schedule of ``torch.distributed.pipelining`` that trains privately. Every rank makes one, of its own stage's schedule.
+
+    Args:
+        engine: of this rank, attached with ``stage=``.
+        schedule: a ``ScheduleGPipe`` or ``Schedule1F1B`` of that stage. Its ``loss_fn`` takes outputs and targets ``[rows, ..]``
+            and returns one loss a row, ``[rows]``; loss i depends on row i alone. Its ``scale_grads`` changes nothing.
+        rows: samples in each of its micro-batches. Memory and speed depend on it, and the result doesn't: smaller batches are
+            filled up with rows whose losses have weight 0, and larger ones take several runs of the schedule.
+
+    Raises:
+        UnsupportedOperation: an engine without a stage, or another schedule.
+        PrivacyViolation: the ranks have other schedules or rows.
+    """
+
+    def __init__(self, engine: Engine, schedule: Any, *, rows: int) -> None:
+        self._engine, self._schedule = engine, schedule
+        passes = engine._passes
+        if passes is None:
+            raise UnsupportedOperation("the engine has no stage: give groupclip.attach stage=, on every rank")
+        self._passes: StagePasses = passes
+        self._like: tuple[Any, ...] | None = None  # what rows looked like at first
+
+        def check() -> None:
+            check_schedule(schedule)
+            if schedule._stage is not passes.stage:
+                raise ValueError("the schedule is of another stage than the engine: make it of the one that attach was given")
+            whole("rows", rows, least=1)
+
+        unanimous(passes.ranks, check, lambda: {
+            "the schedule": type(schedule).__name__, "its micro-batches": schedule._n_microbatches, "rows=": rows,
+        }, "the schedule")  # fmt: skip
+        self._rows, self._chunks = rows, schedule._n_microbatches
+
+    def step(self, *args: Any, target: Tensor, **kwargs: Any) -> None:
+        """Add the clipped gradients of these samples to ``p.grad``, on every rank of its own stage. No optimizer steps.
+
+        Args:
+            args: inputs ``[B, ..]`` of the first stage.
+            target: ``[B, ..]``, for the loss of the last stage.
+            kwargs: what every stage takes beside; tensors are ``[B, ..]``.
+
+        All ranks call it with the same samples. Rows must have one shape in all batches: torch's stages receive in memory of one
+        size.
+
+        Raises:
+            ValueError: tensors of other lengths, or rows of another shape than before.
+            PrivacyViolation: other samples on another rank; gradients that another hand changed.
+            RuntimeError: torch's, where another rank is lost.
+
+        After an error that comes from inside of the schedule, ranks may wait for each other until the process group's timeout.
+        Then call ``engine.discard()`` on all, or end the training.
+        """
+        samples = (args, target, kwargs)
+        unanimous(self._passes.ranks, lambda: self._check(args, target, kwargs), lambda: {
+            "the samples of this stage's batch": _digest(samples),
+        }, "the samples")  # fmt: skip
+        room = self._rows * self._chunks
+        for first in range(0, len(target), room):
+            real = min(len(target) - first, room)
+            inputs, targets, others = replaced(samples, lambda v, at=first, n=real: _cut(v, at, n, room))
+            self._passes.run(self._schedule, Rows(self._rows, real), inputs, targets, others)
+        if len(target):
+            seen = self._passes.step.samples
+            seen.called(next(tensors_in(args)))
+            seen.passed()
+
+    def _check(self, args: tuple[Any, ...], target: Any, kwargs: dict[str, Any]) -> None:
+        self._engine._require_attached()
+        if not torch.is_grad_enabled():
+            raise GroupClipError("PrivateSchedule.step records gradients, and this is under torch.no_grad(): use schedule.eval(..)")
+        if not isinstance(target, Tensor) or not any(True for _ in tensors_in(args)):
+            raise ValueError(
+                "PrivateSchedule.step takes inputs and target=, tensors whose dimension 0 is the sample, on every rank"
+            )
+        lengths = sorted({len(t) if t.dim() else 0 for t in tensors_in((args, target, kwargs))})
+        if len(lengths) != 1:
+            raise ValueError(f"tensors of {lengths} rows: dimension 0 must be the sample, in all of them")
+        like = tuple((tuple(t.shape[1:]), str(t.dtype)) for t in tensors_in((args, target, kwargs)))
+        if self._like is not None and like != self._like and len(target):
+            raise ValueError(
+                f"rows are {like}, and they were {self._like}: torch's stages receive in memory of one size. Pad all samples to "
+                "one length (collate=)"
+            )
+        with torch._C.DisableTorchFunctionSubclass():
+            self._passes.step.check_accumulation()
+        if len(target):
+            self._like = like
+
+
+def _digest(samples: Any) -> str:
+    """Return a name for samples, the same on all ranks for the same ones. It doesn't tell how many there are."""
+    return digest([list(_told(t)) for t in tensors_in(samples)])
+
+
+def _told(tensor: Tensor) -> Iterator[Any]:
+    yield [list(tensor.shape), str(tensor.dtype)]
+    found = marks(tensor)
+    if found is not None:
+        yield found.rows.tolist()
+
+
+def _cut(value: Any, first: int, real: int, room: int) -> Any:
+    """Return ``room`` rows of a tensor: ``real`` of them from ``first`` on, and then the last one again and again."""
+    if not isinstance(value, Tensor):
+        return value
+    rows = torch.arange(first, first + room, device=value.device).clamp(max=first + real - 1)
+    return value.index_select(0, rows)
