@@ -823,6 +823,45 @@ NOISE = (
         ("engine/forward.py", "Callable[[], None] = check_no_schedule", "Callable[[], None] = int"),
     ),
     mutant(
+        "the noise of a stage counts the thresholds of this stage alone",
+        "the noise covers all that one sample moves",
+        "tests/distributed/test_pipeline.py",
+        ("engine/attach.py", "dict(stages.everywhere.sizes)", "dict(stages.own.sizes)"),
+    ),
+    mutant(
+        "rows that fill a micro-batch up have a gradient",
+        "one sample moves a group by at most R_m",
+        "tests/distributed/test_pipeline.py",
+        (
+            "engine/passes.py",
+            "        return torch.where(real, losses, torch.zeros_like(losses))\n",
+            "        return losses if real.any() else losses\n",
+        ),
+        ("engine/passes.py", "            if any(map(bool, self._filled)):\n", "            if False:\n"),
+    ),
+    mutant(
+        "rows that fill a micro-batch up are counted",
+        "a step counts as groupclip's on exactly its batch",
+        "tests/distributed/test_pipeline.py",
+        ("engine/passes.py", "self._report(group, norms[:real])", "self._report(group, norms)"),
+    ),
+    mutant(
+        "micro-batches of a schedule share their gates",
+        "one sample moves a group by at most R_m",
+        "tests/distributed/test_pipeline.py",
+        (
+            "engine/passes.py",
+            "        for group in self._backward.groups:\n            group.gate = None\n        self._tape.beside",
+            "        self._tape.beside",
+        ),
+    ),
+    mutant(
+        "stages of a pipeline with other samples than each other",
+        "no sample is in sight of another",
+        "tests/distributed/test_pipeline.py",
+        ("engine/schedule.py", '": _digest(samples),', '": "",'),
+    ),
+    mutant(
         "a state that is refused counts all the same",
         "a failed call leaves the ledger as it was",
         "tests/privacy/test_ledger.py tests/distributed/test_refused.py",

@@ -97,7 +97,7 @@ class StagePasses:
         try:
             inputs = args if self.stage.is_first else ()
             schedule.step(*inputs, target=target if self.stage.is_last else None, return_outputs=False, **kwargs)
-            if self._filled and bool(torch.stack(self._filled).any()):
+            if any(map(bool, self._filled)):
                 raise UnsupportedOperation(
                     "rows that only fill a micro-batch up have a gradient, though their losses have weight 0: the gradient of a "
                     "row that the next stage sent isn't of this row alone"
@@ -115,7 +115,7 @@ class StagePasses:
     # ------------------------------------------------------------------ in the place of torch's
 
     def _begin(self) -> None:
-        """At the beginning of every run of a schedule, before anything is sent."""
+        """Begin a run of a schedule, before anything is sent."""
         if self.stage.has_backward and self._rows is None:
             raise UnsupportedOperation(
                 f"{_CALLED} Call groupclip.PrivateSchedule(engine, schedule, rows=..).step(..) in the place of schedule.step(..)"
@@ -187,7 +187,7 @@ class StagePasses:
         real = self._rows.real_in(self._under_way)
         filling = norms[real:]
         if len(filling):
-            self._filled.append(((filling > 0) & filling.isfinite()).any().cpu())
+            self._filled.append(((filling > 0) & filling.isfinite()).any())
         self._report(group, norms[:real])
 
     def _put_away(self) -> None:

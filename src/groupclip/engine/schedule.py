@@ -28,13 +28,17 @@ class PrivateSchedule:
         rows: samples in each of its micro-batches. Memory and speed depend on it, and the result doesn't: smaller batches are
             filled up with rows whose losses have weight 0, and larger ones take several runs of the schedule.
 
+    Attributes:
+        schedule: torch's. Its ``eval`` may be called; it makes passes without gradients.
+
     Raises:
         UnsupportedOperation: an engine without a stage, or another schedule.
+        ValueError: the schedule of another stage; ``rows`` below 1.
         PrivacyViolation: the ranks have other schedules or rows.
     """
 
     def __init__(self, engine: Engine, schedule: Any, *, rows: int) -> None:
-        self._engine, self._schedule = engine, schedule
+        self._engine, self.schedule = engine, schedule
         passes = engine._passes
         if passes is None:
             raise UnsupportedOperation("the engine has no stage: give groupclip.attach stage=, on every rank")
@@ -79,7 +83,7 @@ class PrivateSchedule:
         for first in range(0, len(target), room):
             real = min(len(target) - first, room)
             inputs, targets, others = replaced(samples, lambda v, at=first, n=real: _cut(v, at, n, room))
-            self._passes.run(self._schedule, Rows(self._rows, real), inputs, targets, others)
+            self._passes.run(self.schedule, Rows(self._rows, real), inputs, targets, others)
         if len(target):
             seen = self._passes.step.samples
             seen.called(next(tensors_in(args)))
