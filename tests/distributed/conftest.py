@@ -32,4 +32,5 @@ def told(folder_of_ranks: Path) -> dict[int, list[dict[str, Any]]]:
 @pytest.fixture(scope="session")
 def told_by_stages(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
     """What each rank found as a stage of a pipeline, by the number of ranks."""
-    return {size: ranks.run(size, "pipe_cases", tmp_path_factory.mktemp(f"stages-{size}")) for size in (3, 2)}
+    folder = tmp_path_factory.mktemp
+    return {size: ranks.run(size, "pipe_cases", folder(f"stages-{size}"), patience=120) for size in (3, 2)}

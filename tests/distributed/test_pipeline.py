@@ -36,7 +36,7 @@ def expected(run: Run, stages: int) -> Steps:
     for step in range(STEPS):
         rows = drawn(plan(expected=run.expected), key=KEY, step=step).tolist()
         batch = tuple(tensor[rows] for tensor in dataset.tensors)
-        sums = clipped_sum(model, lambda m, b: cases.loss_of(run, m)(m(b[0]), b[1]), batch, groups, run.clip).sums
+        sums = clipped_sum(model, lambda m, b: cases.of_whole(run, m, *b), batch, groups, run.clip).sums
         for name, p in named.items():
             p.grad = sums[name] / run.expected
         optimizer.step()
@@ -69,7 +69,7 @@ def test_sums_and_steps_are_those_of_one_process(told_by_stages: Any, size: int,
 @pytest.mark.parametrize("run", cases.EVERY_KIND, ids=str)
 @pytest.mark.parametrize("size", SIZES)
 def test_every_kind_of_model(told_by_stages: Any, size: int, run: Run) -> None:
-    """Frozen parts, adapters, checkpoints without re-entry, derived parameters, samples on different paths, pairs of tensors."""
+    """Frozen parts, adapters, checkpoints without re-entry, derived parameters, different paths, and more than one tensor."""
     check(told_by_stages, size, "case_every_kind", run)
 
 
@@ -98,7 +98,7 @@ def test_noise_counts_the_thresholds_of_all_stages(told_by_stages: Any, size: in
             unit = noise.double() / whole
             assert is_standard(unit)
             assert not is_standard(unit * 3 / math.hypot(*thresholds.values()))  # of one stage alone
-            assert not is_standard(unit * 2) and not is_standard(unit * 0.98)
+            assert not is_standard(unit * 2) and not is_standard(unit * 0.96)
     for step in range(3):
         for here in range(size):
             for there in range(here):
@@ -189,7 +189,8 @@ def test_what_no_rank_runs(told_by_stages: Any, size: int) -> None:
         assert "ScheduleInterleaved1F1B: it must be torch's ScheduleGPipe or Schedule1F1B" in found["interleaved"]
         assert "no loss_fn" in found["no loss"] and "rows=0" in found["no rows"]
         assert "don't agree on rows=" in found["other rows"] and "don't agree on its micro-batches" in found["other micro-batches"]
-        assert "of another stage" in found["another stage's"]
+        assert "of another stage" in found["another stage's"] and "keep one PrivateSchedule" in found["another schedule"]
+        assert "used outside a call of the model" in found["by hand"]
         for name in ("torch's", "by itself", "a function"):
             assert "is a stage of a pipeline, and it was called by itself" in found[name]
         for name in ("others", "fewer", "other labels"):

@@ -76,6 +76,15 @@ class Pair(nn.Sequential):
         return (h, keep) if h.dim() == 3 else h
 
 
+class Keyed(nn.Sequential):
+    """Takes, in every stage, which positions of a sample count."""
+
+    def forward(self, h: Tensor, keep: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        for part in self:
+            h = part(h * keep)
+        return h
+
+
 def _net(block: Callable[[], nn.Module], kind: type[nn.Sequential] = nn.Sequential) -> nn.Sequential:
     return kind(OrderedDict(front=Front(), a=block(), b=block(), c=block(), back=Back()))
 
@@ -102,6 +111,7 @@ KINDS: dict[str, Callable[[], nn.Sequential]] = {
     "derived": lambda: _net(Derived),
     "paths": lambda: _net(ByPath),
     "pair": lambda: _net(Block, Pair),
+    "keyed": lambda: _net(Block, Keyed),
 }
 
 
@@ -153,6 +163,11 @@ def members(run: Run, stages: int) -> dict[str, list[str]]:
     return found
 
 
+def others_of(run: Run, x: Tensor) -> dict[str, Tensor]:
+    """What every stage takes beside."""
+    return {"keep": (x.mean(2, keepdim=True) > -0.5).to(x.dtype)} if run.kind == "keyed" else {}
+
+
 def losses(logits: Tensor, labels: Tensor) -> Tensor:
     """``[B]``"""
     return F.cross_entropy(logits, labels, reduction="none")
@@ -165,23 +180,29 @@ def loss_of(run: Run, part: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
     return lambda logits, labels: losses(logits, labels) + 0.3 * part.get_submodule("back.head").weight.square().sum()
 
 
+def of_whole(run: Run, model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+    """The losses ``[B]`` of a whole model."""
+    return loss_of(run, model)(model(x, **others_of(run, x)), labels)
+
+
 def attached(
-    rank: Rank, run: Run, mechanism: gc.Mechanism, chunks: int = CHUNKS, **how: Any
-) -> tuple[nn.Module, Any, Any, gc.PrivateSchedule]:
-    """This rank's stage, with its optimizer, engine and schedule."""
+    rank: Rank, run: Run, mechanism: gc.Mechanism, **how: Any
+) -> tuple[nn.Module, Any, Any, Callable[[], gc.PrivateSchedule], PipelineStage]:
+    """This rank's part, with its optimizer, engine, what makes its schedule, and torch's stage."""
     part = part_of(build(run), rank.rank, rank.size)
     stage = PipelineStage(part, rank.rank, rank.size, torch.device("cpu"))
     optimizer = torch.optim.SGD([p for p in part.parameters() if p.requires_grad], lr=0.5, momentum=0.9)
     engine = gc.attach(part, optimizer, run.style, mechanism, clip=run.clip, stage=stage, **how)
-    schedule = SCHEDULES[run.schedule](stage, chunks, loss_fn=loss_of(run, part))
-    return part, optimizer, engine, gc.PrivateSchedule(engine, schedule, rows=run.rows)
+    schedule = SCHEDULES[run.schedule](stage, CHUNKS, loss_fn=loss_of(run, part))
+    return part, optimizer, engine, lambda: gc.PrivateSchedule(engine, schedule, rows=run.rows), stage
 
 
 def train(rank: Rank, run: Run, **how: Any) -> dict[str, Any]:
     """Train without noise; return each step's sums of clipped gradients of this stage, and the weights after it."""
     mechanism = plan(expected=run.expected)
-    part, optimizer, engine, schedule = attached(rank, run, mechanism, **how)
-    return _trained(run, mechanism, part, optimizer, engine, lambda x, labels: schedule.step(x, target=labels))
+    part, optimizer, engine, make, _ = attached(rank, run, mechanism, **how)
+    schedule = make()
+    return _trained(run, mechanism, part, optimizer, engine, lambda x, y: schedule.step(x, target=y, **others_of(run, x)))
 
 
 def train_whole(run: Run, groups: Mapping[str, Sequence[str]]) -> dict[str, Any]:
@@ -190,7 +211,7 @@ def train_whole(run: Run, groups: Mapping[str, Sequence[str]]) -> dict[str, Any]
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.5, momentum=0.9)
     mapping = {name: group for group, names in groups.items() for name in names}
     engine = gc.attach(model, optimizer, mapping, mechanism, clip=run.clip)
-    return _trained(run, mechanism, model, optimizer, engine, lambda x, y: engine.backward(loss_of(run, model)(model(x), y)))
+    return _trained(run, mechanism, model, optimizer, engine, lambda x, y: engine.backward(of_whole(run, model, x, y)))
 
 
 def _trained(
@@ -224,9 +245,10 @@ def case_every_size(rank: Rank) -> Any:
 
 
 def private(rank: Rank, run: Run, noise: float = 1.0, steps: int = 6, source: Any = None, **how: Any) -> tuple[Any, ...]:
-    """As :func:`attached`, and the plan."""
+    """This rank's part, with its optimizer, engine, schedule and plan."""
     mechanism = plan(noise, steps=steps, expected=run.expected)
-    return (*attached(rank, run, mechanism, noise=source, **how), mechanism)
+    part, optimizer, engine, make, _ = attached(rank, run, mechanism, noise=source, **how)
+    return part, optimizer, engine, make(), mechanism
 
 
 def thresholds_of(stages: int) -> dict[str, float]:
@@ -441,8 +463,7 @@ def case_refused_at_attach(rank: Rank) -> Any:
 def case_refused_schedules(rank: Rank) -> Any:
     """What no rank begins."""
     run, odd = Run(), rank.rank == 1
-    part, optimizer, engine, schedule, _ = private(rank, run)
-    stage = schedule.schedule._stage
+    part, optimizer, engine, right, stage = attached(rank, run, plan(1.0))
     x, labels = data("net", run.dtype)[:5]
 
     def make(of: Any = None, rows: Any = 2, at: Any = engine) -> None:
@@ -456,6 +477,9 @@ def case_refused_schedules(rank: Rank) -> Any:
             on(x)
 
     _, _, alone, _ = replicated()
+    def by_hand() -> None:
+        engine.backward(next(part.parameters()).square().sum().expand(5))
+
     told = {
         "no stage": refusal(lambda: make(at=alone)),
         "interleaved": refusal(lambda: make(ScheduleInterleaved1F1B([stage], 3, loss_fn=losses))),
@@ -466,6 +490,10 @@ def case_refused_schedules(rank: Rank) -> Any:
         "another stage's": refusal(
             lambda: make(ScheduleGPipe(PipelineStage(part, rank.rank, rank.size, torch.device("cpu")), 3, loss_fn=losses))
         ),
+    }
+    schedule = right()
+    told |= {
+        "another schedule": refusal(make),
         "torch's": refusal(lambda: schedule.schedule.step(*([x[:3]] if rank.rank == 0 else []), target=labels[:3])),
         "by itself": refusal(lambda: part(x if rank.rank == 0 else torch.randn(5, 4, 6, dtype=run.dtype))),
         "a function": refusal(lambda: engine.per_sample(lambda h: h, x)),
@@ -478,6 +506,7 @@ def case_refused_schedules(rank: Rank) -> Any:
     }
     told["nothing"] = all(p.grad is None for p in part.parameters())
     on(x)
+    told["by hand"] = refusal(by_hand)
     told["other shapes"] = refusal(lambda: on(x[:, :3]))
     if odd:
         part.get_parameter("back.head.bias" if rank.size == 2 else "b.norm.bias").grad.mul_(2)  # pyright: ignore

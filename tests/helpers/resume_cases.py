@@ -56,5 +56,13 @@ def case_goes_on(rank: Rank) -> Any:
     return {name: go_on(model, rank.folder.parent / name, key) for name, key in (("known", KEY),)}
 
 
+def case_goes_on_cut(rank: Rank) -> Any:
+    """Three ranks cut the model, and two cut it otherwise."""
+    told = {}
+    for name, key in (("cut known", KEY), ("cut secret", None)):
+        told[name] = go_on(cut(rank, build("net", torch.float64)), rank.folder.parent / name, key)
+    return told
+
+
 def case_goes_on_in_secret(rank: Rank) -> Any:
     return go_on(DistributedDataParallel(build("net", torch.float64)), rank.folder.parent / "secret", None)

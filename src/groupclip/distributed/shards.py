@@ -185,7 +185,7 @@ def roots(model: nn.Module) -> list[Any]:
 
 
 def have_begun(root: Any) -> bool:
-    """Whether a pass ever put the parts of a module together that ``fully_shard`` cut. Before that, torch can't begin it anew.
+    """Return whether a pass ever put the parts of a module together that ``fully_shard`` cut. Before, torch can't begin it anew.
 
     No pass did where the first logical batch had no sample on any rank, or where nothing was computed yet.
     """

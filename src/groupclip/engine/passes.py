@@ -63,6 +63,7 @@ class StagePasses:
 
     def __init__(self, stage: Any, ranks: Ranks, model: nn.Module, forward: Forward, backward: BackwardPass) -> None:
         self.stage, self.ranks, self.step = stage, ranks, backward.step
+        self.runs: tuple[Any, int] | None = None  # the schedule of the stage, and rows of its micro-batches
         self._model, self._backward, self._tape = model, backward, backward.tape
         self._kept: dict[int, Kept] = {}
         self._under_way: int | None = None  # the micro-batch whose gates stand open
@@ -87,12 +88,21 @@ class StagePasses:
         self._filled.clear()
         self._under_way = self._rows = None
 
+    def _clear(self) -> None:
+        """Begin or end a run of the schedule: what lies between two runs is of no micro-batch."""
+        self.forget()
+        for group in self._backward.groups:
+            group.drop_gate()
+        self._tape.forget()
+        self._tape.batch = None
+
     def run(self, schedule: Any, rows: Rows, args: tuple[Any, ...], target: Any, kwargs: dict[str, Any]) -> None:
         """Run a schedule forward and backward on micro-batches that hold these rows. All ranks must call it.
 
         Raises:
             GroupClipError: see the messages. The logical batch must be given up then, as after any error that this raises.
         """
+        self._clear()
         self._rows = rows
         try:
             inputs = args if self.stage.is_first else ()
@@ -108,9 +118,7 @@ class StagePasses:
                 raise error.__cause__ from None
             raise
         finally:
-            self.forget()
-            for group in self._backward.groups:
-                group.drop_gate()
+            self._clear()
 
     # ------------------------------------------------------------------ in the place of torch's
 
@@ -198,7 +206,9 @@ class StagePasses:
         self._kept[self._under_way] = Kept(
             [group.gate for group in groups], tape.batch, tape.shapes, tape.beside, tape.ran_in_parts
         )
-        self._clear()
+        for group in groups:
+            group.gate = None
+        tape.beside, tape.ran_in_parts = {}, False
         self._under_way = None
 
     def _take_up(self, chunk: int) -> None:
@@ -208,11 +218,6 @@ class StagePasses:
             group.gate = gate
         tape.batch, tape.shapes, tape.beside, tape.ran_in_parts = kept.batch, kept.shapes, kept.beside, kept.in_parts
         self._under_way = chunk
-
-    def _clear(self) -> None:
-        for group in self._backward.groups:
-            group.gate = None
-        self._tape.beside, self._tape.ran_in_parts = {}, False
 
     def _check_call(self) -> None:
         if self._under_way is None:

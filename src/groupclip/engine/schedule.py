@@ -50,11 +50,17 @@ class PrivateSchedule:
             if schedule._stage is not passes.stage:
                 raise ValueError("the schedule is of another stage than the engine: make it of the one that attach was given")
             whole("rows", rows, least=1)
+            if passes.runs is not None and passes.runs != (schedule, rows):
+                raise UnsupportedOperation(
+                    f"the stage has a schedule with rows={passes.runs[1]} already, and torch's stages receive in memory of one "
+                    "size: keep one PrivateSchedule, or make a new stage and attach again"
+                )
 
         unanimous(passes.ranks, check, lambda: {
             "the schedule": type(schedule).__name__, "its micro-batches": schedule._n_microbatches, "rows=": rows,
         }, "the schedule")  # fmt: skip
         self._rows, self._chunks = rows, schedule._n_microbatches
+        passes.runs = schedule, rows
 
     def step(self, *args: Any, target: Tensor, **kwargs: Any) -> None:
         """Add the clipped gradients of these samples to ``p.grad``, on every rank of its own stage. No optimizer steps.

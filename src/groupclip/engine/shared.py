@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,7 +73,7 @@ class Shared:
 
         ledger.draw_on(ChargedByFirst(self.ranks, reservation, **told_by_all(self.ranks, facts, PART)[0]))
 
-    def begin(self, forward: Forward, backward: BackwardPass) -> Sequence[OutOfStep | StagePasses]:
+    def begin(self, forward: Forward, backward: BackwardPass) -> list[Any]:
         """Let the engine sum over ranks, and nobody else, until what is returned is removed."""
         backward.step.join(self.ranks, self.training, backward.turns, staged=self.stages is not None)
         if self.stages is not None:
