@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -89,6 +90,65 @@ def test_a_number_that_is_read(name: str) -> None:
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_a_path_that_is_chosen(name: str) -> None:
     exact(one_of_two(QUESTIONS[name]))
+
+
+# ------------------------------------------------------------------ code that goes on after an error
+
+
+def goes_on(x: Tensor) -> bool:
+    try:
+        return bool(x.sum() > 0)
+    except Exception:
+        return False
+
+
+def goes_on_whatever_comes(x: Tensor) -> bool:
+    try:
+        return int(x.sum() > 0) == 1
+    except:  # noqa: E722
+        return False
+
+
+def fails_after_it(x: Tensor) -> bool:
+    """Without its answer the code doesn't come to its end."""
+    answer = None
+    with contextlib.suppress(BaseException):
+        answer = bool(x.sum() > 0)
+    return {True: True, False: False}[answer]  # pyright: ignore[reportArgumentType]
+
+
+def leaves_torch(x: Tensor) -> bool:
+    try:
+        return bool(x.numpy().sum() > 0)
+    except BaseException:
+        return False
+
+
+def does_what_vmap_cannot(x: Tensor) -> bool:
+    """For a sample alone it is no error."""
+    try:
+        x.clone().requires_grad_().square().sum().backward()
+    except RuntimeError:
+        return False
+    return bool(x.sum() > 0)
+
+
+GOES_ON = [goes_on, goes_on_whatever_comes, fails_after_it, leaves_torch, does_what_vmap_cannot]
+
+
+@pytest.mark.parametrize("asks", GOES_ON)
+def test_code_that_goes_on_after_an_error_is_answered_all_the_same(asks: Callable[[Tensor], Any]) -> None:
+    exact(one_of_two(asks))
+
+
+def test_an_error_that_each_sample_sees_alone_may_be_caught() -> None:
+    def run(m: Any, x: Tensor) -> Tensor:
+        try:
+            return m.first(x) @ x
+        except RuntimeError:
+            return rows(m, x)
+
+    exact(run)
 
 
 # ------------------------------------------------------------------ sizes that hang on values

@@ -550,6 +550,12 @@ ALONE = (
         ),
     ),
     mutant(
+        "an answer that the model's code does without",
+        "samples that take different paths go apart, whatever errors the model's code catches",
+        "tests/autograd/test_reads.py::test_code_that_goes_on_after_an_error_is_answered_all_the_same",
+        ("autograd/reads.py", "        self._raise_stop()\n        if self._failed:", "        if self._failed:"),
+    ),
+    mutant(
         "an operation without a batching rule run on the first sample",
         "a sample's gradient is that of the sample alone",
         "tests/autograd/test_reads.py",

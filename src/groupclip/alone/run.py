@@ -143,16 +143,16 @@ class Alone:
         with side_by_side(size) as level:
             index = None if rows is None else torch.tensor(rows)
             part = Part(index, size, inputs.batch, level)
-            with self._tape.on(part), self._watched(part):
+            with self._tape.on(part), self._watched(part) as reads:
                 with natively():
                     args, kwargs = inputs.of(part)
                 published.about_to_run()
                 with published.whole():
-                    outputs = function(*args, **kwargs)
+                    outputs = reads.run_on(function, args, kwargs)
             with published.whole():
                 return part, self._took(part, outputs, published)
 
-    def _watched(self, part: Part) -> Any:
+    def _watched(self, part: Part) -> Reads:
         own = self._own if self._following else None
         check = self._remembered.refuse_use if self._remembered else None
         return Reads(part, own, dispatch, self._tape.follow_checkpoint, check)

@@ -24,7 +24,11 @@ from .vmap import NestedLevel, Part, hooks_on_saved, natively
 Run = Callable[..., Any]
 
 
-class Differ(Exception):
+class Stop(BaseException):
+    """The run is over: the model's code goes no further. No error of the model's, so that its ``except Exception`` lets it pass."""
+
+
+class Differ(Stop):
     """Samples that ran together take different paths from here.
 
     Args:
@@ -37,7 +41,7 @@ class Differ(Exception):
         self.keys, self.outside = keys, outside
 
 
-class NeedsOwn(Exception):
+class NeedsOwn(Stop):
     """A tensor that the model made for all samples is written to by each of them: each needs its own."""
 
     def __init__(self, written: Tensor, error: Exception) -> None:
@@ -59,6 +63,7 @@ class Reads(TorchFunctionMode):
         dispatch: runs an operation on private parameters.
         seen: called at every operation under hooks on what autograd saves.
         check: called with every operation, if given.
+
     """
 
     def __init__(
@@ -66,9 +71,47 @@ class Reads(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self.part, self.own, self.dispatch, self.seen, self.check = part, own, dispatch, seen, check
+        self._stopped: Stop | None = None
+        self._failed = False  # an operation did, and a sample alone might not have
         self._made: dict[int, Position] = {}  # memory -> where it was made
 
+    def run_on(self, function: Run, args: Any, kwargs: Any) -> Any:
+        """Call the model's code, inside. It can catch a stop, or an error that a sample alone may not see: that counts for nothing.
+
+        Raises:
+            Stop: it goes on by ``except``.
+        """
+        try:
+            result = function(*args, **kwargs)
+        except BaseException:
+            self._raise_stop()
+            raise
+        self._raise_stop()
+        if self._failed:
+            raise Differ(list(range(self.part.size)), outside=True)
+        return result
+
+    def _raise_stop(self) -> None:
+        stop, self._stopped = self._stopped, None
+        try:
+            if stop is not None:
+                raise stop from None
+        finally:
+            del stop  # or its traceback, which holds the run's tensors, would live in a circle
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            return self._answer(func, types, args, kwargs)
+        except Stop as stop:
+            self._stopped = self._stopped or stop
+            raise
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:
+            self._failed = True
+            raise
+
+    def _answer(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if hooks_on_saved(True) is not None:
             self.seen()
         if self.check is not None:
@@ -107,7 +150,7 @@ def _memory(x: Tensor) -> int:
 
 def _position() -> Position:
     """Find the line of the model's code that is running."""
-    frame = sys._getframe(2)
+    frame = sys._getframe(3)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_TORCH):
         frame = frame.f_back
     return frame.f_code.co_filename, frame.f_lineno
