@@ -67,7 +67,7 @@ def replaced(value: Any, change: Callable[[Any], Any]) -> Any:
         if type(value) is tuple:
             return tuple(items)
         # A named tuple takes its fields one by one; the named results of torch take them together.
-        return type(value)(*items) if _is_named(value) else type(value)(items)
+        return type(value)(*items) if is_named_tuple(value) else type(value)(items)
     if is_record(value):
         again = copy.copy(value)
         for name in value.__dataclass_fields__:
@@ -76,5 +76,6 @@ def replaced(value: Any, change: Callable[[Any], Any]) -> Any:
     return change(value)
 
 
-def _is_named(value: tuple[Any, ...]) -> bool:
+def is_named_tuple(value: tuple[Any, ...] | list[Any]) -> bool:
+    """Return whether its entries have names."""
     return isinstance(getattr(type(value), "_fields", None), tuple)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import groupclip as gc
+from apart import Runs, attached, by_engine, differing, drawn, linear, single_samples, squares
 from groupclip.alone.carried import copied, holds_still, write_back, written_into
 
 B = 4
@@ -190,4 +191,25 @@ def test_a_pass_that_fails_leaves_nothing_of_its_samples(way: Callable[[Any, Ten
         model(x)
     assert [id(one) for one in written_into(list(model.modules()))] == [id(one) for one in held]
     assert all(holds_still(one, old) for one, old in zip(held, before, strict=True))
+    engine.detach()
+
+
+@pytest.mark.parametrize("held", [torch.zeros(4, dtype=torch.float64), np.zeros(4)], ids=["a tensor", "an array"])
+def test_no_sample_finds_what_another_wrote_into_an_input_that_all_get(held: Any) -> None:
+    def run(m: Any, x: Tensor, memory: Any) -> Tensor:
+        out = m.first(x) + torch.as_tensor(memory + 0)
+        memory += x.detach().numpy()[0].sum()
+        return out
+
+    model = Runs(run, first=linear(5, 4)).double()
+    x = drawn(3, 5)
+    right = single_samples(model, (x,), lambda m, b: squares(m(b[0], held * 0)))
+    engine = attached(model)
+    assert differing(by_engine(engine, lambda: squares(model(x, held))), right) == []
+    engine.detach()
+    held *= 0
+    plan = gc.Mechanism(dataset_size=100, expected_batch_size=3, steps=2, noise_multiplier=1.0)
+    engine = gc.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), "all-layer", plan)
+    model(x, held)
+    assert not held.any(), "the next pass would find them"
     engine.detach()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import Enum
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,8 +15,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 import groupclip as gc
-from apart import Runs, attached, drawn, linear, wrong
+from apart import Runs, attached, by_engine, differing, drawn, linear, single_samples, squares, wrong
 from groupclip.alone.inputs import Roles
+from groupclip.engine.engine import Engine
 from groupclip.errors import PrivacyViolation
 
 B = 4
@@ -66,6 +69,117 @@ def test_packed_data_of_samples_of_any_lengths() -> None:
     for lengths in ([3, 3, 3, 3], [1, 2, 4, 5], [5, 4, 2, 1]):
         model = Runs(run, first=linear(), last=linear())
         assert wrong(model, [(x, torch.tensor([3, 3, 3, 3])), (x, torch.tensor(lengths))]) == [], lengths
+
+
+# ------------------------------------------------------------------ inputs of which nobody can tell what they are
+
+
+def private(model: nn.Module) -> Engine:
+    """An engine with noise to come."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = gc.Mechanism(dataset_size=100, expected_batch_size=4, steps=9, noise_multiplier=1.0)
+    return gc.attach(model, optimizer, "param-wise", plan)
+
+
+def beside(m: Any, x: Tensor, other: Tensor) -> Tensor:
+    """Every sample meets all rows of the other input: candidates, or texts beside images."""
+    return m.first(x) @ m.last(other).T
+
+
+def test_rows_for_all_samples_that_may_be_of_the_samples_are_refused() -> None:
+    """A contrastive loss: each sample would act on the gradients of all."""
+    model = Runs(beside, first=linear(), last=linear()).double()
+    engine = private(model)
+    with pytest.raises(PrivacyViolation, match=r"the input 1 has as many rows as the batch \(3\)"):
+        model(drawn(3, 5), drawn(3, 5))
+    assert model(drawn(4, 5), drawn(4, 5)).shape == (4, 1)  # it follows the batch: each sample sees its own row
+    engine.detach()
+
+
+@pytest.mark.parametrize("way", ["a dimension in front", "a buffer", "another batch first"])
+def test_the_advice_for_rows_for_all_samples(way: str) -> None:
+    model = Runs(beside, first=linear(), last=linear()).double()
+    x, candidates = drawn(3, 5), drawn(3, 5, seed=2)
+    right = single_samples(model, (x, candidates), shared=(1,))
+    engine = private(model)
+    if way == "a buffer":
+        model.register_buffer("candidates", candidates)
+        model.run = lambda m, x: beside(m, x, m.candidates)
+        out = model(x)
+    elif way == "a dimension in front":
+        model.run = lambda m, x, other: beside(m, x, other[0])
+        out = model(x, candidates[None])
+    else:
+        model(drawn(5, 5), candidates)
+        out = model(x, candidates)
+    engine.backward(squares(out))
+    norms = engine.unsafe_norms()
+    assert all(torch.allclose(norms[name].double(), right.norms[name], rtol=1e-9) for name in right.norms)
+    engine.detach()
+
+
+def test_an_input_is_known_by_its_place_and_not_by_its_number() -> None:
+    """Candidates in one call, and weights of the samples in the next."""
+
+    def run(m: Any, x: Tensor, candidates: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
+        if candidates is not None:
+            return beside(m, x, candidates)
+        assert weights is not None
+        return m.last(m.first(x)) * (weights / weights.sum())
+
+    model, x = Runs(run, first=linear(), last=linear()).double(), drawn(4, 5)
+    right = single_samples(model, (x, drawn(4, 1).abs()), lambda m, b: squares(m(b[0], weights=b[1])))
+    engine = attached(model)
+    model(x, candidates=drawn(4, 5))
+    got = by_engine(engine, lambda: squares(model(x, weights=drawn(4, 1).abs())))
+    assert differing(got, right) == []
+    engine.detach()
+
+
+def test_several_rows_for_each_sample_are_refused_when_a_second_batch_shows_them() -> None:
+    """Crops in one tensor: every sample would see those of all."""
+    model = Runs(lambda m, x, crops: m.first(x) * m.last(crops).mean(0), first=linear(), last=linear()).double()
+    engine = attached(model)
+    model(drawn(3, 5), drawn(6, 5))
+    with pytest.raises(PrivacyViolation, match="2 rows for each sample, in a batch of 3 and in one of 4"):
+        model(drawn(4, 5), drawn(8, 5))
+    engine.detach()
+
+
+def test_a_table_that_has_a_multiple_of_the_batch_by_chance() -> None:
+    model = Runs(lambda m, x, table: m.first(x) * m.last(table).mean(0), first=linear(), last=linear())
+    table = drawn(12, 5)
+    assert wrong(model, [(drawn(n, 5), table) for n in (3, 6, 4, 1, 12, 2)], shared=(1,)) == []
+
+
+# ------------------------------------------------------------------ inputs that the model changes
+
+
+def changed_first(m: Any, x: Tensor, *more: Tensor) -> Tensor:
+    x.mul_(2)
+    return m.last(m.first(x)) + sum(more)
+
+
+def test_inputs_that_the_model_changes_in_place_are_changed_once() -> None:
+    """What tries the model out works on copies: both inputs are as long as the batch, and the outputs doubtful."""
+    model = Runs(lambda m, *b: changed_first(m, *b).unsqueeze(1).transpose(0, 1), first=linear(), last=linear())
+    assert wrong(model, (drawn(3, 5), drawn(3, 5, seed=1)), lambda m, b: squares(m(*[t.clone() for t in b])[0])) == []
+
+
+@pytest.mark.parametrize("why", ["paths", "NumPy"])
+def test_inputs_changed_in_place_by_a_model_that_must_run_again_are_refused(why: str) -> None:
+    def run(m: Any, x: Tensor) -> Tensor:
+        h = changed_first(m, x)
+        asked = x.sum() > 0 if why == "paths" else x.numpy().sum() > 0
+        return h.tanh() if asked else h
+
+    model = Runs(run, first=linear(), last=linear()).double()
+    engine = attached(model)
+    with pytest.raises(gc.UnsupportedOperation, match=r"changes the input 0 in place, and it must run again .* x = x.clone\(\)"):
+        model(drawn(6, 5))
+    engine.detach()
+    model.run = lambda m, x: run(m, x.clone())
+    assert wrong(model, (drawn(6, 5),)) == []
 
 
 # ------------------------------------------------------------------ lists and arrays
@@ -121,6 +235,81 @@ def test_what_has_an_entry_for_each_sample_and_is_not_cut_is_refused(name: str, 
             model(x, {"entries": entries} if way == "in a dictionary" else entries)
     with pytest.raises(gc.UnsupportedOperation, match=rf"as long as the batch \({B}\).* Pass it as a tensor"):
         engine.per_sample(lambda t, more: run(model, t, more), x, entries)
+    engine.detach()
+
+
+class Held:
+    """An object that isn't looked into."""
+
+    def __init__(self, weights: Any) -> None:
+        self.weights = weights
+
+
+class Slotted:
+    __slots__ = ("unset", "weights")
+
+    def __init__(self, weights: Any) -> None:
+        self.weights = weights
+
+
+def by_mean(m: Any, x: Tensor, weights: Any) -> Tensor:
+    return m.last(m.first(x)).sum(1) * float(torch.as_tensor(weights).mean())
+
+
+def matched(m: Any, x: Tensor, targets: Any) -> Tensor:
+    return torch.stack([m.last(m.first(row).sum(0)) * t.mean() for row, t in zip(x, targets, strict=False)])
+
+
+HIDDEN: dict[str, tuple[Callable[..., Tensor], Any]] = {
+    "an object": (lambda m, x, held: by_mean(m, x, held.weights), Held(drawn(B))),
+    "an object in a list": (lambda m, x, held: by_mean(m, x, held[0].weights), [Held(drawn(B)), "text"]),
+    "an object in an object": (lambda m, x, held: by_mean(m, x, held.weights.weights), Held(Held(drawn(B)))),
+    "slots": (lambda m, x, held: by_mean(m, x, held.weights), Slotted(drawn(B))),
+    "a namespace": (lambda m, x, held: by_mean(m, x, held.weights), SimpleNamespace(weights=drawn(B).numpy())),
+    "tensors of other lengths": (matched, [drawn(n) for n in (2, 3, 1, 2)]),
+    "mappings": (lambda m, x, held: matched(m, x, [h["boxes"] for h in held]), [{"boxes": drawn(n)} for n in (2, 3, 1, 2)]),
+    "objects": (lambda m, x, held: matched(m, x, [h.weights for h in held]), [Held(drawn(n)) for n in (2, 3, 1, 2)]),
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_what_has_an_entry_for_each_sample_and_is_hidden_is_refused(name: str) -> None:
+    run, entries = HIDDEN[name]
+    model = Runs(run, first=linear(), last=linear(5, 4)).double()
+    engine = private(model)
+    with pytest.raises(gc.UnsupportedOperation, match=rf"as long as the batch \({B}\).* Pass it as a tensor"):
+        model(drawn(B, 3, 5), entries)
+    engine.detach()
+
+
+def test_objects_that_hold_other_things_are_free() -> None:
+    class Options(Enum):
+        FEW = (1, 2, 3, 4)
+
+    def run(m: Any, x: Tensor, *more: Any) -> Tensor:
+        del more
+        return m.last(m.first(x))
+
+    more = (Held(drawn(7)), Held([1, 2]), Options.FEW, linear, nn.Linear(B, B), torch.float32, {1, 2, 3, 4}, Held(drawn(1, B)))
+    assert wrong(Runs(run, first=linear(), last=linear(5, 4)), (drawn(B, 3, 5), *more)) == []
+
+
+def test_numbers_that_every_sample_may_read_together_are_refused_where_noise_is_to_come() -> None:
+    """The longest length, a mean of weights: a trial can't tell them from settings. Another batch can."""
+    model = Runs(by_mean, first=linear(), last=linear(5, 4)).double()
+    engine = private(model)
+    with pytest.raises(gc.UnsupportedOperation, match=rf"as long as the batch \({B}\)"):
+        model(drawn(B, 3, 5), [1.0, 2.0, 3.0, 4.0])
+    model(drawn(3, 3, 5), [1.0, 2.0, 3.0, 4.0])
+    assert len(model(drawn(B, 3, 5), [1.0, 2.0, 3.0, 4.0])) == B
+    engine.detach()
+
+
+def test_views_have_no_lists_either() -> None:
+    model = Runs(lambda m, x, weights: m.first(x) * sum(weights), first=linear()).double()
+    engine = gc.attach(model, None, "param-wise", None, views=2)
+    with pytest.raises(gc.UnsupportedOperation, match=r"as long as the batch \(3\)"):
+        model(drawn(3, 2, 5), [1.0, 2.0, 3.0])
     engine.detach()
 
 
@@ -374,5 +563,5 @@ class TestWithoutTries:
     def test_what_turns_out_not_to_follow_the_batch_is_refused(self) -> None:
         roles = self.roles()
         assert self.read(roles, 4, 4)
-        with pytest.raises(PrivacyViolation, match=r"tensor number 1 .* 4 rows for 3 samples"):
+        with pytest.raises(PrivacyViolation, match=r"the input 1 .* 4 rows for 3 samples"):
             self.read(roles, 3, 4)

@@ -556,6 +556,36 @@ ALONE = (
         ("autograd/reads.py", "        self._raise_stop()\n        if self._failed:", "        if self._failed:"),
     ),
     mutant(
+        "rows for all samples that may be of the samples",
+        "no sample is in sight of another, or the call is refused",
+        "tests/alone/test_inputs.py::test_rows_for_all_samples_that_may_be_of_the_samples_are_refused",
+        ("alone/inputs.py", "if self._guarded and not self._lengths[place]:", "if self._guarded and self._lengths[place]:"),
+    ),
+    mutant(
+        "several rows for each sample in sight of all",
+        "no sample is in sight of another, or the call is refused",
+        "tests/alone/test_inputs.py::test_several_rows_for_each_sample_are_refused_when_a_second_batch_shows_them",
+        ("alone/inputs.py", "self._multiples.check(place, length, batch)", "self._multiples.check(place, 1, batch)"),
+    ),
+    mutant(
+        "what an object holds isn't looked at",
+        "no sample is in sight of another, or the call is refused",
+        "tests/alone/test_inputs.py::test_what_has_an_entry_for_each_sample_and_is_hidden_is_refused",
+        ("alone/sequences.py", "_DEEPEST = 3", "_DEEPEST = 0"),
+    ),
+    mutant(
+        "an input that a given-up run has changed",
+        "a sample's gradient is that of the sample as it was given",
+        "tests/alone/test_inputs.py::test_inputs_changed_in_place_by_a_model_that_must_run_again_are_refused",
+        ("alone/inputs.py", "t, t._version) for place, t in tensors if", "t, t._version) for place, t in () if"),
+    ),
+    mutant(
+        "an input that all samples write into",
+        "no sample sees what another wrote",
+        "tests/alone/test_carried.py::test_no_sample_finds_what_another_wrote_into_an_input_that_all_get",
+        ("alone/run.py", "published.watch_closely(inputs.shared())", "published.watch_closely()"),
+    ),
+    mutant(
         "an operation without a batching rule run on the first sample",
         "a sample's gradient is that of the sample alone",
         "tests/autograd/test_reads.py",

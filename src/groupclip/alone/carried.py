@@ -1,14 +1,14 @@
 """What a sample that runs by itself may write into: the next one must find it as the first did.
 
-Dense buffers, and dense tensors and arrays in attributes of modules, also inside lists, queues, mappings and dataclasses. What a
-model keeps elsewhere (in a global variable, a closure, an object of its own) isn't seen.
+Dense buffers, and dense tensors and arrays in attributes of modules, also inside lists, queues, mappings and dataclasses; and
+inputs that all samples get. What a model keeps elsewhere (in a global variable, a closure, an object of its own) isn't seen.
 """
 
 from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import MutableMapping, Sequence, Set
+from collections.abc import Iterable, MutableMapping, Sequence, Set
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,9 +20,11 @@ from ..nested import has_numbers, is_record
 from .attributes import OF_MODULES, is_unchanged, refill
 
 
-def written_into(modules: Sequence[nn.Module]) -> list[Any]:
-    """Return the tensors, arrays and containers that modules hold, each once."""
+def written_into(modules: Sequence[nn.Module], shared: Iterable[Any] = ()) -> list[Any]:
+    """Return the tensors, arrays and containers that modules hold, each once; and what else all samples get."""
     found: dict[int, Any] = {}
+    for value in shared:
+        _gather(value, found)
     for module in modules:
         for buffer in module._buffers.values():
             _gather(buffer, found)

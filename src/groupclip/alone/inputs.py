@@ -12,13 +12,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..autograd.vmap import NATIVE, Part
-from ..errors import PrivacyViolation
-from ..nested import has_numbers, replaced, tensors_in
-from .sequences import Sequences
+from ..errors import PrivacyViolation, UnsupportedOperation
+from ..nested import has_numbers, instances_in, replaced, tensors_in
+from .sequences import Multiples, Sequences
+from .where import Place, describe, placed_tensors
 
 #: Runs the model without gradients on other inputs; raises what the model raises.
 Probe = Callable[[tuple[Any, ...], dict[str, Any]], Any]
@@ -66,57 +68,109 @@ class Inputs:
         return replaced((self.args, self.kwargs), change)
 
 
-class Roles:
-    """Remembers which inputs of a model hold samples, by their number."""
+    def shared(self) -> list[Any]:
+        """Return the tensors and arrays that all samples get."""
+        held = instances_in((self.args, self.kwargs), (Tensor, np.ndarray))
+        return [one for one in held if id(one) not in self.samples]
 
-    def __init__(self) -> None:
+
+class Unchanged:
+    """Sees whether the model's code changes its inputs in place, after which it can't run on them again."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        tensors = placed_tensors(inputs.args, inputs.kwargs)
+        self._versions = [(place, t, t._version) for place, t in tensors if not t.is_inference()]
+
+    def require(self) -> None:
+        """Check that they are as they were.
+
+        Raises:
+            UnsupportedOperation: one was changed.
+        """
+        for place, tensor, version in self._versions:
+            if tensor._version != version:
+                raise UnsupportedOperation(
+                    f"the forward pass changes the input {describe(place)} in place, and it must run again (samples of this batch "
+                    "take different paths, or can't run at once): the input would be changed twice. Write it out of place "
+                    "(x = x * 2 in the place of x *= 2), or begin with x = x.clone()"
+                )
+
+
+def fresh(value: Any) -> Any:
+    """Return nested inputs with copies of their tensors and arrays: what tries a model out leaves nothing in them."""
+
+    def change(one: Any) -> Any:
+        if isinstance(one, Tensor):
+            return one.detach().clone()
+        return one.copy() if isinstance(one, np.ndarray) else one
+
+    return replaced(value, change)
+
+
+class Roles:
+    """Remembers which inputs of a model hold samples, by their place.
+
+    Args:
+        guarded: there is noise to come: what may be of the samples isn't given to all of them.
+    """
+
+    def __init__(self, *, guarded: bool = False) -> None:
         self.tries = True  # or what is as long as the batch holds samples
-        self._followed: defaultdict[int, set[int]] = defaultdict(set)  # batch sizes that its length was
-        self._lengths: defaultdict[int, set[int]] = defaultdict(set)  # its lengths that weren't the batch's
-        self._samples: set[int] = set()
-        self._constant: set[int] = set()
-        self._sequences = Sequences()
+        self._guarded = guarded
+        self._followed: defaultdict[Place, set[int]] = defaultdict(set)  # batch sizes that its length was
+        self._lengths: defaultdict[Place, set[int]] = defaultdict(set)  # its lengths that weren't the batch's
+        self._samples: set[Place] = set()
+        self._constant: set[Place] = set()
+        self._multiples = Multiples()
+        self._sequences = Sequences(guarded=guarded)
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any], probe: Probe) -> Inputs:
         """Return which of the inputs hold samples.
 
         Raises:
-            PrivacyViolation: none has a batch dimension.
-            UnsupportedOperation: a list, a tuple or an array has an entry for each sample.
+            PrivacyViolation: none has a batch dimension; or it can't be told whether one holds samples.
+            UnsupportedOperation: a list, a tuple, an array or an object has an entry for each sample.
         """
-        tensors = [t for t in tensors_in((args, kwargs)) if t.dim() > 0]
+        tensors = [(place, t) for place, t in placed_tensors(args, kwargs) if t.dim() > 0]
         if not tensors:
             raise PrivacyViolation(
                 "the model was called without any tensor that has a batch dimension, so samples can't be told apart; "
                 "pass the batch as a tensor whose first dimension is the sample"
             )
-        batch = tensors[0].shape[0]
-        long = {id(t) for t in tensors if t.shape[0] == batch}
+        batch = tensors[0][1].shape[0]
+        long = {id(t) for _, t in tensors if t.shape[0] == batch}
         constant: set[int] = set()
-        doubtful: list[int] = []
-        for n, tensor in enumerate(tensors[1:], start=1):
+        doubtful: list[tuple[Place, Tensor]] = []
+        for place, tensor in tensors[1:]:
             length = tensor.shape[0]
+            self._multiples.check(place, length, batch)
             if length != batch:
                 if length > 1:
-                    self._lengths[n].add(length)
-                    if not self.tries and n in self._samples:
-                        raise PrivacyViolation(_NO_LONGER.format(n=n, length=length, batch=batch))
+                    self._lengths[place].add(length)
+                    if not self.tries and place in self._samples:
+                        raise PrivacyViolation(
+                            _NO_LONGER.format(place=describe(place), length=length, batch=batch)
+                        )
                 continue
             if length > 1:
-                self._followed[n].add(length)
-            if n in self._constant:
+                self._followed[place].add(length)
+            follows = len(self._followed[place]) > 1 or place in self._samples
+            if place in self._constant:
                 constant.add(id(tensor))
-            elif length > 1 and n not in self._samples and (length in self._lengths[n] or len(self._followed[n]) < 2):
-                doubtful.append(n)
+            elif length > 1 and (self._lengths[place] or not follows):
+                doubtful.append((place, tensor))
         inputs = Inputs(args, kwargs, frozenset(long - constant), batch)
-        for n in doubtful:
-            if _is_constant(inputs, tensors[n], probe) if self.tries else batch in self._lengths[n]:
-                self._constant.add(n)
-                constant.add(id(tensors[n]))
+        for place, tensor in doubtful:
+            if _is_constant(inputs, tensor, probe) if self.tries else batch in self._lengths[place]:
+                if self._guarded and not self._lengths[place]:
+                    raise PrivacyViolation(_FOR_ALL.format(place=describe(place), batch=batch))
+                self._constant.add(place)
+                constant.add(id(tensor))
                 inputs = Inputs(args, kwargs, frozenset(long - constant), batch)
             else:
-                self._samples.add(n)
-        self._sequences.check(args, kwargs, batch, lambda few: _is_whole(inputs, few, probe))
+                self._samples.add(place)
+        whole = (lambda few: _is_whole(inputs, few, probe)) if self.tries else None
+        self._sequences.check(args, kwargs, batch, whole)
         return inputs
 
 
@@ -174,7 +228,14 @@ def _agree(whole: list[Tensor], found: list[Tensor], few: Sequence[int], batch: 
 
 
 _NO_LONGER = (
-    "tensor number {n} of the model's inputs was as long as the batch before, so its rows were taken for samples, and now it has "
-    "{length} rows for {batch} samples. On one process it is tried out what it holds; where a model is cut over ranks it can't be. "
-    "Give the model what is the same for all samples as a buffer, or as a tensor [1, ..]"
+    "the input {place} was as long as the batch before, so its rows were taken for samples, and now it has {length} rows for "
+    "{batch} samples. On one process it is tried out what it holds; where a model is cut over ranks it can't be. Give the model "
+    "what is the same for all samples as a buffer, or as a tensor [1, ..]"
+)
+
+_FOR_ALL = (
+    "the input {place} has as many rows as the batch ({batch}), and what the model returns for one sample depends on all of them. "
+    "If they are of the samples (texts beside images, say), each sample would act on the gradients of all: make the model see a "
+    "sample's own row alone. If they are the same for all samples (candidates, a support set), give them to the model as a buffer, "
+    "or as a tensor [1, {batch}, ..]"
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -206,12 +206,12 @@ class Published:
                     "it would be changed more than once. Change it outside of forward(), after optimizer.step()"
                 )
 
-    def watch_closely(self) -> None:
-        """Watch by comparison from here on: samples run one at a time, outside of vmap, and nothing else shows what they write."""
+    def watch_closely(self, shared: Iterable[Any] = ()) -> None:
+        """Watch by comparison from here on, ``shared`` too: samples run one at a time, and nothing else shows what they write."""
         if self._guarded:
             self._values = [(name, t, t.detach().clone()) for name, t in published_in(self._model)]
         known = {id(t) for _, t, _ in self._values or []} | {id(p) for m in self._modules for p in m._parameters.values()}
-        self._carried = Carried([held for held in written_into(self._modules) if id(held) not in known])
+        self._carried = Carried([held for held in written_into(self._modules, shared) if id(held) not in known])
 
     def put_back(self) -> None:
         """Put everything back before the next sample, as it was before the first."""

@@ -17,14 +17,15 @@ from torch.utils import checkpoint
 
 from ..autograd.dispatch import dispatch, spread
 from ..autograd.pass_state import REENTRY, Tape
-from ..autograd.reads import Differ, NeedsOwn, Position, Reads
+from ..autograd.reads import Reads
+from ..autograd.stops import Differ, NeedsOwn, Position
 from ..autograd.tensors import PrivateTensor
 from ..autograd.vmap import NATIVE, Part, natively, side_by_side
 from ..clipping.functions import LossReduction
 from ..errors import GroupClipError, UnsupportedOperation
 from .arrangement import Arrangement
 from .escaped import mark
-from .inputs import Inputs
+from .inputs import Inputs, Unchanged
 from .outputs import joined, taken
 from .published import Published
 from .remembered import Remembered
@@ -69,10 +70,11 @@ class Alone:
             reduction: of a number that it computes itself, as a model's own loss; ``none``: one for each sample.
 
         Raises:
-            UnsupportedOperation: the outputs of single samples can't be put together.
+            UnsupportedOperation: the outputs of single samples can't be put together; or the function must run again, and it has
+                changed its inputs.
             PrivacyViolation: the function fills what is published from samples.
         """
-        published = Published(self._model, self._noise_to_come)
+        published, unchanged = Published(self._model, self._noise_to_come), Unchanged(inputs)
         published.say_which_hooks_sleep()
         together = not inputs.batch or self._tries.is_due()
         waiting: list[list[int] | None] = [None] if together else []  # samples that go together
@@ -81,6 +83,7 @@ class Alone:
         done: list[tuple[Part, Any]] = []
         while waiting:
             rows = waiting.pop()
+            unchanged.require()
             if done or rows is not None:
                 published.put_back_for_another_run()
             try:
@@ -112,6 +115,8 @@ class Alone:
                 # The error of the model itself, if it is one, comes again from a sample alone.
                 slow += list(range(inputs.batch)) if rows is None else rows
                 failed = failed or (_module_of(self._model, error), type(error).__name__)
+        if slow:
+            unchanged.require()
         done += self._one_by_one(function, inputs, sorted(slow), published, others=bool(done))
         if together:
             self._tries.tell(in_vain=len(slow) == inputs.batch > 0)
@@ -162,7 +167,7 @@ class Alone:
     ) -> list[tuple[Part, Any]]:
         done = []
         if rows:
-            published.watch_closely()
+            published.watch_closely(inputs.shared())
         for n, row in enumerate(rows):
             if n or others:
                 published.put_back()

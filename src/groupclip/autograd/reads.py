@@ -18,40 +18,11 @@ from torch.overrides import TorchFunctionMode
 
 from ..nested import has_numbers, instances_in, replaced, tensors_in
 from .at_once import AT_ONCE
+from .stops import Differ, NeedsOwn, Position, Stop
 from .tensors import PrivateParameter, PrivateTensor
 from .vmap import NestedLevel, Part, hooks_on_saved, natively
 
 Run = Callable[..., Any]
-
-
-class Stop(BaseException):
-    """The run is over: the model's code goes no further. No error of the model's, so that its ``except Exception`` lets it pass."""
-
-
-class Differ(Stop):
-    """Samples that ran together take different paths from here.
-
-    Args:
-        keys: one for each of them: those with the same key may go on together.
-        outside: what comes isn't seen by vmap: each must go on by itself, without it.
-    """
-
-    def __init__(self, keys: list[Hashable], *, outside: bool = False) -> None:
-        super().__init__("samples take different paths")
-        self.keys, self.outside = keys, outside
-
-
-class NeedsOwn(Stop):
-    """A tensor that the model made for all samples is written to by each of them: each needs its own."""
-
-    def __init__(self, written: Tensor, error: Exception) -> None:
-        super().__init__(str(error))
-        self.written = written
-        self.made_at: Position | None = None
-
-
-#: A place in the model's code.
-Position = tuple[str, int]
 
 
 class Reads(TorchFunctionMode):

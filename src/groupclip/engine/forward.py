@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..alone.arrangement import Arrangement
 from ..alone.as_written import as_written
 from ..alone.attributes import Kept
-from ..alone.inputs import Inputs, Roles
+from ..alone.inputs import Inputs, Roles, fresh
 from ..alone.outputs import NoRows
 from ..alone.run import Alone
 from ..alone.sequences import Sequences
@@ -42,7 +42,7 @@ class Forward:
     ) -> None:
         self._model, self._tape, self._show_private, self._views = model, tape, private, views if views.count > 1 else None
         self._alone = Alone(model, tape, noise_to_come=noise_to_come)
-        self._roles, self._arrangement = Roles(), Arrangement(self._probe)
+        self._roles, self._arrangement = Roles(guarded=noise_to_come), Arrangement(self._probe)
         self.check_call: Callable[[], None] = check_no_schedule  # what may call it; others of a training on several processes
         self._cut: frozenset[int] = frozenset()
 
@@ -81,8 +81,9 @@ class Forward:
                 f"per_sample takes tensors whose dimension 0 is the sample, all of one length, and got lengths {lengths}: what "
                 "isn't of the samples belongs into the function itself"
             )
-        Sequences().check(args, {}, lengths[0], None)
         plain = self._views is None
+        if plain:
+            Sequences().check(args, {}, lengths[0], None)
         inputs = Inputs(args, {}, frozenset(map(id, tensors)), lengths[0]) if plain else self._read(args, {})
         self.check_call()
         check_caller(self._model)
@@ -139,7 +140,11 @@ class Forward:
         return losses if self._views is None else self._views.means(losses, self._tape.last_batch())
 
     def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
-        return self._roles.read(args, kwargs, self._probe) if self._views is None else self._views.read(args, kwargs)
+        if self._views is None:
+            return self._roles.read(args, kwargs, self._probe)
+        inputs = self._views.read(args, kwargs)
+        Sequences().check(args, kwargs, inputs.batch, None)
+        return inputs
 
     def _run(self, function: Callable[..., Any], inputs: Inputs, arrangement: Arrangement | None = None) -> Any:
         with as_written():
@@ -150,6 +155,7 @@ class Forward:
             return self._alone.run(function, inputs, arrangement, reduction)
 
     def _probe(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        args, kwargs = fresh((args, kwargs))
         with torch.no_grad(), torch.random.fork_rng(), undone(self._model):
             return self._model.forward(*args, **kwargs)
 

@@ -1,0 +1,36 @@
+"""What ends a run of the model's code before its end: those who run it go on otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from torch import Tensor
+
+#: A place in the model's code.
+Position = tuple[str, int]
+
+
+class Stop(BaseException):
+    """The run is over: the model's code goes no further. No error of the model's, so that its ``except Exception`` lets it pass."""
+
+
+class Differ(Stop):
+    """Samples that ran together take different paths from here.
+
+    Args:
+        keys: one for each of them: those with the same key may go on together.
+        outside: what comes isn't seen by vmap: each must go on by itself, without it.
+    """
+
+    def __init__(self, keys: list[Hashable], *, outside: bool = False) -> None:
+        super().__init__("samples take different paths")
+        self.keys, self.outside = keys, outside
+
+
+class NeedsOwn(Stop):
+    """A tensor that the model made for all samples is written to by each of them: each needs its own."""
+
+    def __init__(self, written: Tensor, error: Exception) -> None:
+        super().__init__(str(error))
+        self.written = written
+        self.made_at: Position | None = None
