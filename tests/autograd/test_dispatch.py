@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+import groupclip as gc
 from check_attached import ENTRY, attached
-from groupclip.errors import CoverageError, GroupClipError, UnsupportedOperation
+from groupclip.errors import CoverageError, GroupClipError, PrivacyViolation, UnsupportedOperation
 
 
 class Hidden(torch.autograd.Function):
@@ -71,6 +73,48 @@ def test_embeddings_that_mix_samples(options: dict[str, Any], message: str) -> N
     with pytest.raises(UnsupportedOperation, match=message):
         engine.backward(model(torch.randint(7, (4, 5))))
     assert torch.equal(model.table.weight.detach(), table)  # type: ignore[union-attr, arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_norm": 1.0}, r"with max_norm rewrites rows"),
+        ({"scale_grad_by_freq": True}, r"scale_grad_by_freq divides by how often"),
+    ],
+)
+@pytest.mark.parametrize("bag", [False, True])
+def test_nor_beside_the_forward_pass(bag: bool, options: dict[str, Any], message: str) -> None:
+    model = Embeds(**options)
+    if bag:
+        model.table = nn.EmbeddingBag(7, 3, mode="sum", **options)  # pyright: ignore[reportAttributeAccessIssue]
+    table = model.table.weight.detach().clone()
+    model, _, engine = attached(model)
+    ids = torch.randint(7, (4, 5))
+    with engine.forward_on(ids), pytest.raises(UnsupportedOperation, match=message):
+        model.table(ids)  # type: ignore[operator]
+    assert torch.equal(model.table.weight.detach(), table)  # type: ignore[union-attr, arg-type]
+
+
+def test_nor_are_statistics_of_a_batch_used_there() -> None:
+    model, _, engine = attached(nn.Linear(3, 3))
+    x = torch.randn(4, 3)
+    with engine.forward_on(x), pytest.raises(PrivacyViolation, match="statistics of the batch mixes samples"):
+        F.batch_norm(x, None, None, model.bias, training=True)
+    with engine.forward_on(x), pytest.raises(PrivacyViolation, match="statistics of the batch into the model"):
+        F.instance_norm(torch.randn(4, 3, 7), torch.zeros(3), torch.ones(3), weight=model.bias)
+
+
+def test_a_sparse_gradient_beside_the_forward_pass() -> None:
+    model = Embeds(sparse=True)
+    ids = torch.randint(7, (4, 5))
+    rows = [torch.autograd.grad(model(ids[i : i + 1]).sum(), model.table.weight)[0].to_dense() for i in range(4)]
+    want = sum(g * min(1.0, 0.1 / float(g.norm())) for g in rows)
+    engine = gc.attach(model, None, "all-layer", None, clip="abadi", thresholds=0.1)
+    with engine.forward_on(ids):
+        losses = model.table(ids).square().mean((1, 2))
+    engine.backward(losses)
+    assert torch.allclose(model.table.weight.grad, want, atol=1e-6)  # type: ignore[union-attr, arg-type]
+    engine.detach()
 
 
 class InPlace(nn.Module):

@@ -586,6 +586,12 @@ ALONE = (
         ("alone/run.py", "published.watch_closely(inputs.shared())", "published.watch_closely()"),
     ),
     mutant(
+        "tables that mix samples beside the forward pass",
+        "what reads or writes a table across samples is refused, wherever it is used",
+        "tests/autograd/test_dispatch.py::test_nor_beside_the_forward_pass",
+        ("autograd/dispatch.py", "        if check is not None:\n", "        if check is not None and tape.part is not None:\n"),
+    ),
+    mutant(
         "an operation without a batching rule run on the first sample",
         "a sample's gradient is that of the sample alone",
         "tests/autograd/test_reads.py",

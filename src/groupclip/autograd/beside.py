@@ -117,7 +117,7 @@ def settled(tape: Tape, losses: Tensor) -> Tensor:
     targets: list[list[Target]] = []
     grads: list[Tensor] = []
     for k, (slot, gate, leaf) in enumerate(chosen):
-        found = [row[k] for row in rows]
+        found = [g if g is None or g.layout is torch.strided else g.to_dense() for g in (row[k] for row in rows)]
         if all(g is None for g in found):
             continue
         stacked = torch.stack([torch.zeros_like(leaf) if g is None else g for g in found])

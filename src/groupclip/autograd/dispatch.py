@@ -52,9 +52,9 @@ class WrittenOut(Protocol):
 
 
 class Check(Protocol):
-    """Refuses an operation that would break the guarantee, by an error; is called as a rule is."""
+    """Refuses an operation that would break the guarantee, by an error; is called as the operation is."""
 
-    def __call__(self, call: Call, /, *args: Any, **kwargs: Any) -> None: ...
+    def __call__(self, /, *args: Any, **kwargs: Any) -> None: ...
 
 
 #: operation -> its rule.
@@ -99,6 +99,9 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any
                 "the per-sample losses themselves"
             )
         tape = tape_of(privates, func)
+        check = CHECKS.get(func)
+        if check is not None:
+            check(*args, **kwargs)
         part = tape.part
         if part is None:
             return use_beside(tape, func, args, kwargs, privates)
@@ -109,7 +112,7 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any
             )
         if hooks_on_saved(True) is not None:
             tape.follow_checkpoint()
-        if part.level == NATIVE and plain and func not in CHECKS and func not in LOOKUPS and not is_in_place(func):
+        if part.level == NATIVE and plain and func not in LOOKUPS and not is_in_place(func):
             slots = {id(p): p._slot for p in privates if type(p) is PrivateParameter and p._slot is not None}
             if all(id(p) in slots for p in privates):  # no tensor that was derived from parameters
                 if tape.observer is not None:
@@ -139,9 +142,7 @@ def _sort(values: Iterable[Any], privates: list[Private], plain: list[Tensor]) -
 def split(call: Call) -> Any:
     """Run the operation by the first way that keeps its samples apart."""
     part, func = call.part, call.func
-    check, written_out, rule = CHECKS.get(func), WRITTEN_OUT.get(func), RULES.get(func)
-    if check is not None:
-        check(call, *call.args, **call.kwargs)
+    written_out, rule = WRITTEN_OUT.get(func), RULES.get(func)
     for tensor in call.plain:
         if part.level == NATIVE or is_batchedtensor(tensor):
             break

@@ -80,12 +80,12 @@ def _padded(ids: Tensor, weights: Tensor | None, bags: list[tuple[int, int]]) ->
 
 
 def check(
-    call: Call, input: Tensor, weight: Tensor, offsets: Tensor | None = None, max_norm: float | None = None, norm_type: float = 2,
+    input: Tensor, weight: Tensor, offsets: Tensor | None = None, max_norm: float | None = None, norm_type: float = 2,
     scale_grad_by_freq: bool = False, mode: str = "mean", sparse: bool = False, per_sample_weights: Tensor | None = None,
     include_last_offset: bool = False, padding_idx: int | None = None,
 ) -> None:  # fmt: skip
     """Refuse what reads or writes the table across samples."""
-    del call, input, weight, offsets, norm_type, mode, sparse, per_sample_weights, include_last_offset, padding_idx
+    del input, weight, offsets, norm_type, mode, sparse, per_sample_weights, include_last_offset, padding_idx
     if max_norm is not None:
         raise UnsupportedOperation(
             "embedding_bag with max_norm rewrites rows of the table that the batch reads, before any noise: the table would "

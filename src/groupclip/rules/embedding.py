@@ -39,11 +39,11 @@ def embedding(
 
 
 def check(
-    call: Call, input: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None,
+    input: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None,
     norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False,
 ) -> None:  # fmt: skip
     """Refuse what reads or writes the table across samples."""
-    del call, input, weight, padding_idx, norm_type, sparse
+    del input, weight, padding_idx, norm_type, sparse
     if max_norm is not None:
         raise UnsupportedOperation(
             "embedding with max_norm rewrites rows of the table that the batch reads, before any noise: the table would "

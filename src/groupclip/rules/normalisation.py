@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..autograd.dispatch import RULES
+from ..autograd.dispatch import CHECKS, RULES
 from ..autograd.operation import Call, NotSplit
 from ..errors import PrivacyViolation
 from ..persample.base import PerSample
@@ -65,8 +65,6 @@ def instance_norm(
 ) -> Tensor:  # fmt: skip
     """Take ``weight`` and ``bias`` ``[C]``."""
     del cudnn_enabled
-    if use_input_stats and running_mean is not None:
-        raise PrivacyViolation(RUNNING_STATISTICS)
     return _of_images(
         call,
         input,
@@ -83,8 +81,7 @@ def batch_norm(
     momentum: float = 0.1, eps: float = 1e-5,
 ) -> Tensor:  # fmt: skip
     """Take ``weight`` and ``bias`` ``[C]``; only with fixed statistics, as in evaluation mode."""
-    if training:
-        raise PrivacyViolation(BATCH_STATISTICS)
+    del training  # checked
     if call.holds(running_mean) or call.holds(running_var):
         raise NotSplit
     return _of_images(
@@ -94,6 +91,26 @@ def batch_norm(
         bias,
         lambda x, weight, bias: F.batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps),
     )
+
+
+def check_instance_norm(
+    input: Any, running_mean: Any = None, running_var: Any = None, weight: Any = None, bias: Any = None,
+    use_input_stats: bool = True, momentum: float = 0.1, eps: float = 1e-5, cudnn_enabled: bool = True,
+) -> None:  # fmt: skip
+    """Refuse statistics of the batch that the model keeps."""
+    del input, running_var, weight, bias, momentum, eps, cudnn_enabled
+    if use_input_stats and running_mean is not None:
+        raise PrivacyViolation(RUNNING_STATISTICS)
+
+
+def check_batch_norm(
+    input: Any, running_mean: Any, running_var: Any, weight: Any = None, bias: Any = None, training: bool = False,
+    momentum: float = 0.1, eps: float = 1e-5,
+) -> None:  # fmt: skip
+    """Refuse statistics of the batch."""
+    del input, running_mean, running_var, weight, bias, momentum, eps
+    if training:
+        raise PrivacyViolation(BATCH_STATISTICS)
 
 
 #: Why batch norm can't be trained privately, and what to do.
@@ -160,3 +177,5 @@ for _functions, _rule in (
 ):
     for _function in _functions:
         RULES[_function] = _rule
+CHECKS[F.instance_norm] = check_instance_norm
+CHECKS[F.batch_norm] = check_batch_norm
