@@ -11,7 +11,7 @@ from torch import nn
 import groupclip as gc
 from check_attached import ENTRY, Holder, attached, facts, plan
 from groupclip.autograd.tensors import PrivateParameter
-from groupclip.errors import CoverageError, GroupClipError, PrivacyViolation
+from groupclip.errors import CoverageError, GroupClipError, PrivacyViolation, UnsupportedOperation
 
 
 class Custom(nn.Parameter):
@@ -97,6 +97,32 @@ REFUSED: dict[str, tuple[Callable[[nn.Module, torch.optim.Optimizer], object], t
         r"LBFGS evaluates the gradient several times in a step, each without noise: use another optimizer",
     ),
 }
+
+
+class Centres(nn.Module):
+    """Its own call sees the whole batch, whatever stands behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 3)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return super().__call__(x - x.mean(0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)
+
+
+def test_a_class_with_a_call_of_its_own_is_refused() -> None:
+    model = Centres()
+    with pytest.raises(UnsupportedOperation, match=r"Centres has a __call__ of its own .* attach a module that calls this one"):
+        gc.attach(model, None, "layer-wise", None)
+    engine = gc.attach(nn.Sequential(model), None, "layer-wise", None)  # inside, it sees one sample
+    x = torch.randn(4, 5)
+    assert torch.allclose(engine.model(x), model.layer.bias.expand(4, 3))
+    engine.detach()
+    traced = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(5, 3)))  # torch's own
+    gc.attach(traced, None, "layer-wise", None).detach()
 
 
 @pytest.mark.parametrize("case", REFUSED)

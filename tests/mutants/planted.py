@@ -592,6 +592,12 @@ ALONE = (
         ("autograd/dispatch.py", "        if check is not None:\n", "        if check is not None and tape.part is not None:\n"),
     ),
     mutant(
+        "a class's own call that sees the batch",
+        "no code of the model's is given two samples",
+        "tests/engine/test_attach.py::test_a_class_with_a_call_of_its_own_is_refused",
+        ("engine/attach.py", "    check_class(model)\n", ""),
+    ),
+    mutant(
         "an operation without a batching rule run on the first sample",
         "a sample's gradient is that of the sample alone",
         "tests/autograd/test_reads.py",

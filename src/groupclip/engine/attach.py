@@ -35,6 +35,7 @@ from .checks import (
 from .devices import check_devices
 from .engine import Engine
 from .factorised import check_factorised
+from .forward import check_class
 from .shared import PART, Shared, shared_training
 from .stages import Stages, met
 from .views import Views
@@ -164,6 +165,7 @@ def _looked_at(
         sizes = dict(stages.everywhere.sizes)
     sigma = 0.0 if mechanism is None else noise_multiplier(mechanism)
     amounts = GroupNoise(thresholds, allocation, sizes, sigma, source, loss_reduction)
+    check_class(model)
     check_modules(model)
     check_parameters(named)
     check_devices(partition_, named)

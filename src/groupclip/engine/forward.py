@@ -193,6 +193,20 @@ def shapes_of(inputs: Any) -> tuple[tuple[int, ...], ...]:
 _CALL = nn.Module._wrapped_call_impl.__code__
 
 
+def check_class(model: nn.Module) -> None:
+    """Check that calls of the model come here before any code of its class.
+
+    Raises:
+        UnsupportedOperation: its class has a ``__call__`` of its own.
+    """
+    own = type(model).__call__
+    if own is not nn.Module.__call__ and not own.__module__.startswith("torch."):
+        raise UnsupportedOperation(
+            f"the class {type(model).__name__} has a __call__ of its own, which is given whole batches before samples are told "
+            "apart: move what it does into forward(), or attach a module that calls this one in its forward()"
+        )
+
+
 class Entrance:
     """Stands where torch keeps a module's compiled call, so that calls of the attached model come here first.
 
