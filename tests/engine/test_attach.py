@@ -115,7 +115,7 @@ class Centres(nn.Module):
 
 def test_a_class_with_a_call_of_its_own_is_refused() -> None:
     model = Centres()
-    with pytest.raises(UnsupportedOperation, match=r"Centres has a __call__ of its own .* attach a module that calls this one"):
+    with pytest.raises(UnsupportedOperation, match=r"Centres has a __call__ of its own, .* attach a module that calls this one"):
         gc.attach(model, None, "layer-wise", None)
     engine = gc.attach(nn.Sequential(model), None, "layer-wise", None)  # inside, it sees one sample
     x = torch.randn(4, 5)

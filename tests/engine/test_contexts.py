@@ -6,7 +6,7 @@ import copy
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 import groupclip as gc
 from check_attached import ENTRY, attached, plan
 from check_engine import CORE, ENTRIES, Clipped, case, faults, gradients, grouped
+from groupclip.autograd.saved import _told
 from groupclip.errors import GroupClipError, PrivacyViolation, UnsupportedOperation
 from oracle import clipped_sum
 
@@ -91,6 +92,62 @@ def test_saved_tensors_that_come_back_changed_still_obey_the_bound() -> None:
     engine.backward(losses)
     total = torch.cat([g.flatten() for g in gradients(model).values()]).norm()
     assert engine.unsafe_norms()["all"] > 0.5 and 0.49 < total <= 0.5
+
+
+def by_the_largest(t: Tensor) -> Tensor:
+    """Eight bits for a number, scaled by the largest of all samples."""
+    if not t.is_floating_point() or t.numel() < 2:
+        return t
+    scale = t.abs().max() / 127
+    return (t / scale).round() * scale
+
+
+class Compresses(nn.Module):
+    """Its own hooks stand inside its forward pass, around a checkpoint or not."""
+
+    def __init__(self, checkpointed: bool) -> None:
+        super().__init__()
+        self.first, self.last, self.checkpointed = nn.Linear(5, 4), nn.Linear(4, 3), checkpointed
+
+    def forward(self, x: Tensor) -> Tensor:
+        with saved_tensors_hooks(by_the_largest, lambda t: t):
+            h = checkpoint(self.first, x, use_reentrant=False) if self.checkpointed else self.first(x)
+            return self.last(h.tanh()).square().sum(1)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("where", ["outside", "inside", "around a checkpoint"])
+def test_saved_tensors_that_come_back_changed_are_refused_where_noise_is_to_come(where: str) -> None:
+    """The largest number of all samples would be in the gradients of each."""
+    model = Compresses(where == "around a checkpoint") if where != "outside" else nn.Sequential(nn.Linear(5, 3), nn.Tanh())
+    model, _, engine = attached(model)
+    with saved_tensors_hooks(by_the_largest, lambda t: t) if where == "outside" else nullcontext():
+        out = model(torch.randn(4, 5))
+    with pytest.raises(PrivacyViolation, match=r"by_the_largest, .* give back other numbers than they were given"):
+        engine.backward(out if where != "outside" else out.square().sum(1))
+    assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_saved_tensors_that_live_elsewhere_are_right_with_noise_to_come_too(dtype: torch.dtype) -> None:
+    counts = {"packed": 0, "unpacked": 0}
+    found = []
+    for context in (nullcontext, save_on_cpu, lambda: packed(counts)):
+        model, _, engine = attached(ENTRY.model(dtype))
+        with context():
+            losses = ENTRY.losses(model, ENTRY.batch(4, dtype))
+        engine.backward(losses)
+        found.append(gradients(model))
+    assert counts["unpacked"] > 5
+    assert all(torch.allclose(found[0][n], other[n], rtol=1e-4, atol=1e-6) for other in found[1:] for n in other)
+
+
+def test_complex_and_empty_tensors_are_told_from_others() -> None:
+    tensors = [
+        torch.tensor([1 + 2j, 3j]), torch.tensor([1 + 2j, 3j]).conj(), torch.zeros(0), torch.tensor(1.0), torch.tensor(2.0),
+        torch.tensor([True, False]), torch.tensor([1.0, 2.0]), torch.tensor([2.0, 1.0]), torch.ones(3, dtype=torch.bfloat16),
+    ]  # fmt: skip
+    assert len({_told(t) for t in tensors}) == len(tensors)
+    assert all(_told(t) == _told(t.clone()) for t in tensors)
 
 
 # ------------------------------------------------------------------ threads

@@ -592,6 +592,12 @@ ALONE = (
         ("autograd/dispatch.py", "        if check is not None:\n", "        if check is not None and tape.part is not None:\n"),
     ),
     mutant(
+        "saved tensors that come back changed",
+        "no code of the model's is given two samples, but what gives back what it was given",
+        "tests/engine/test_contexts.py::test_saved_tensors_that_come_back_changed_are_refused_where_noise_is_to_come",
+        ("autograd/saved.py", "if _told(x) != held.told:", "if x.shape != held.told[0]:"),
+    ),
+    mutant(
         "a class's own call that sees the batch",
         "no code of the model's is given two samples",
         "tests/engine/test_attach.py::test_a_class_with_a_call_of_its_own_is_refused",

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from ..clipping.functions import ClipFunction, LossReduction
 from ..errors import PrivacyViolation, UnsupportedOperation
 from ..nested import tensors_in
+from .saved import checked
 from .vmap import NATIVE, Part, hooks_on_saved, natively, side_by_side
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class Tape:
         loss_scale: what its losses are multiplied by.
         ended: the groups that ended in that backward pass.
         probing: a backward pass that books nothing is under way.
+        guarded: noise is to come: hooks of the user's on what autograd saves must give it back as it was.
         in_step: the parameters are cut over ranks, which make as many passes as each other.
         aside: the parameters are plain ones meanwhile, for a pass that trains nothing.
         observer: is told how each parameter is used, or None.
@@ -86,6 +88,7 @@ class Tape:
     loss_scale: float = 1.0
     ended: set[str] = field(default_factory=set)
     probing: bool = False
+    guarded: bool = False
     in_step: bool = False
     aside: bool = False
     observer: Observer | None = None
@@ -132,8 +135,7 @@ class Tape:
     @contextmanager
     def on(self, part: Part) -> Iterator[None]:
         """Credit, inside, uses of parameters to these samples."""
-        before, self.part = self.part, part
-        hooks, self._hooks = self._hooks, hooks_on_saved(True)
+        before, self.part, hooks, self._hooks = self.part, part, self._hooks, hooks_on_saved(True)
         try:
             yield
         finally:
@@ -148,7 +150,7 @@ class Tape:
         part, hooks = self.part, hooks_on_saved(True)
         if part is None or hooks is None or hooks is self._hooks or hooks == self._hooks:
             return
-        pack, unpack = hooks
+        pack, unpack = checked(*hooks) if self.guarded else hooks
         if isinstance(unpack, _SideBySide):
             return
         torch._C._autograd._pop_saved_tensors_default_hooks()  # pyright: ignore[reportAttributeAccessIssue]

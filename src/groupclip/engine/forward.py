@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from ..alone.outputs import NoRows
 from ..alone.run import Alone
 from ..alone.sequences import Sequences
 from ..autograd.pass_state import Tape, in_backward, refuse_reentry
+from ..autograd.saved import hooks_checked
 from ..distributed.stages import check_no_schedule
 from ..errors import GroupClipError, PrivacyViolation, UnsupportedOperation
 from ..nested import has_numbers, tensors_in
@@ -41,7 +42,7 @@ class Forward:
         self, model: nn.Module, tape: Tape, private: Callable[[], None], *, noise_to_come: bool, views: Views
     ) -> None:
         self._model, self._tape, self._show_private, self._views = model, tape, private, views if views.count > 1 else None
-        self._alone = Alone(model, tape, noise_to_come=noise_to_come)
+        self._alone, tape.guarded = Alone(model, tape, noise_to_come=noise_to_come), noise_to_come
         self._roles, self._arrangement = Roles(guarded=noise_to_come), Arrangement(self._probe)
         self.check_call: Callable[[], None] = check_no_schedule  # what may call it; others of a training on several processes
         self._cut: frozenset[int] = frozenset()
@@ -147,7 +148,7 @@ class Forward:
         return inputs
 
     def _run(self, function: Callable[..., Any], inputs: Inputs, arrangement: Arrangement | None = None) -> Any:
-        with as_written():
+        with as_written(), hooks_checked() if self._tape.guarded else nullcontext():
             # a model's own loss is the reduction that was declared, as it is for a batch; a function's is one for each sample
             reduction = "none" if arrangement is None else self._tape.loss_reduction
             if self._views is not None:  # which say where the samples lie
