@@ -592,6 +592,12 @@ ALONE = (
         ("autograd/dispatch.py", "        if check is not None:\n", "        if check is not None and tape.part is not None:\n"),
     ),
     mutant(
+        "paths of chance taken together",
+        "a sample's random numbers don't hang on the other samples",
+        "tests/autograd/test_chance.py",
+        ("autograd/reads.py", "chance.decides(func, args, kwargs, _READS)", "chance.decides(func, args, kwargs, ())"),
+    ),
+    mutant(
         "saved tensors that come back changed",
         "no code of the model's is given two samples, but what gives back what it was given",
         "tests/engine/test_contexts.py::test_saved_tensors_that_come_back_changed_are_refused_where_noise_is_to_come",

@@ -79,7 +79,7 @@ class Alone:
         together = not inputs.batch or self._tries.is_due()
         waiting: list[list[int] | None] = [None] if together else []  # samples that go together
         slow: list[int] = [] if together else list(range(inputs.batch))
-        failed: tuple[str, str] | None = None  # where all at once did, and by what
+        failed: tuple[str, str] | None = None  # where all at once did, and why
         done: list[tuple[Part, Any]] = []
         while waiting:
             rows = waiting.pop()
@@ -93,6 +93,8 @@ class Alone:
                 groups = _by_key(rows, differ.keys)
                 if differ.outside or len(groups) == 1:
                     slow += [row for group in groups for row in group]
+                    if differ.by_chance:
+                        failed = failed or (_module_of(self._model, differ), "random numbers decide on its path")
                 else:
                     waiting += groups
             except NeedsOwn as needs:
@@ -114,7 +116,7 @@ class Alone:
                     raise
                 # The error of the model itself, if it is one, comes again from a sample alone.
                 slow += list(range(inputs.batch)) if rows is None else rows
-                failed = failed or (_module_of(self._model, error), type(error).__name__)
+                failed = failed or (_module_of(self._model, error), f"{type(error).__name__} in torch.vmap")
         if slow:
             unchanged.require()
         done += self._one_by_one(function, inputs, sorted(slow), published, others=bool(done))
@@ -244,7 +246,7 @@ def _by_key(rows: list[int] | None, keys: list[Hashable]) -> list[list[int]]:
     return list(groups.values())
 
 
-def _module_of(model: nn.Module, error: Exception) -> str:
+def _module_of(model: nn.Module, error: BaseException) -> str:
     """Return the innermost module of the model in which the error was raised."""
     names = {id(module): name for name, module in model.named_modules()}
     where, trace = type(model).__name__, error.__traceback__
@@ -256,12 +258,12 @@ def _module_of(model: nn.Module, error: Exception) -> str:
     return where
 
 
-def _say_slow(where: str, error: str) -> None:
+def _say_slow(where: str, why: str) -> None:
     """Say, once for each module, that its samples run one at a time. The text of the error may quote data: it isn't said."""
     if where not in _said:
         _said.add(where)
         _log.warning(
-            "%s can't be run on all samples at once (%s in torch.vmap), so they are run one at a time: exact, and slow",
+            "%s can't be run on all samples at once (%s), so they are run one at a time: exact, and slow",
             where,
-            error,
+            why,
         )

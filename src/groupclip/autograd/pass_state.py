@@ -42,11 +42,9 @@ class Observer(Protocol):
 
     def used(self, parameters: Sequence[str], operation: str, way: str) -> None:
         """Hear that an operation used these parameters, and how it was split by sample (see :mod:`groupclip.autograd.dispatch`)."""
-        ...
 
     def normed(self, parameter: str, method: str) -> None:
         """Hear how the per-sample norms of this parameter's gradients were computed."""
-        ...
 
 
 @dataclass(eq=False)

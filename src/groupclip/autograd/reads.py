@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..nested import has_numbers, instances_in, replaced, tensors_in
 from .at_once import AT_ONCE
+from .chance import Chance
 from .stops import Differ, NeedsOwn, Position, Stop
 from .tensors import PrivateParameter, PrivateTensor
 from .vmap import NestedLevel, Part, hooks_on_saved, natively
@@ -44,6 +45,7 @@ class Reads(TorchFunctionMode):
         self.part, self.own, self.dispatch, self.seen, self.check = part, own, dispatch, seen, check
         self._stopped: Stop | None = None
         self._failed = False  # an operation did, and a sample alone might not have
+        self._chance = Chance() if part.level and part.size > 1 else None
         self._made: dict[int, Position] = {}  # memory -> where it was made
 
     def run_on(self, function: Run, args: Any, kwargs: Any) -> Any:
@@ -71,8 +73,16 @@ class Reads(TorchFunctionMode):
             del stop  # or its traceback, which holds the run's tensors, would live in a circle
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        chance, kwargs = self._chance, kwargs or {}
         try:
-            return self._answer(func, types, args, kwargs)
+            if chance is None:
+                return self._answer(func, types, args, kwargs)
+            if chance.decides(func, args, kwargs, _READS):
+                raise Differ(list(range(self.part.size)), outside=True, by_chance=True)
+            before = chance.before(func)
+            result = self._answer(func, types, args, kwargs)
+            chance.after(func, args, kwargs, result, before)
+            return result
         except Stop as stop:
             self._stopped = self._stopped or stop
             raise
@@ -89,11 +99,11 @@ class Reads(TorchFunctionMode):
             self.check(func, args, kwargs)
         for kind in types:
             if kind is PrivateParameter or kind is PrivateTensor:
-                return self.dispatch(func, args, kwargs or {})
+                return self.dispatch(func, args, kwargs)
         if self.own is None:
-            return run(self.part, func, args, kwargs or {})
+            return run(self.part, func, args, kwargs)
         try:
-            result = run(self.part, func, args, kwargs or {})
+            result = run(self.part, func, args, kwargs)
         except NeedsOwn as needs:
             needs.made_at = self._made.get(_memory(needs.written))
             raise
@@ -106,7 +116,7 @@ class Reads(TorchFunctionMode):
             memory, place = _memory(result), _position()
             # A view, or the tensor itself that was changed in place, isn't made here: a copy wouldn't be what is written to.
             if memory and memory not in {
-                _memory(t) for t in tensors_in((args, kwargs or {})) if not self.part.holds(t)
+                _memory(t) for t in tensors_in((args, kwargs)) if not self.part.holds(t)
             }:
                 if place in self.own:
                     with natively():
@@ -275,3 +285,5 @@ SPECIAL: dict[Any, Run] = {
         _by_itself),
     **AT_ONCE,
 }  # fmt: skip
+
+_READS = frozenset(func for func, way in SPECIAL.items() if way in (_read_number, _read_all))

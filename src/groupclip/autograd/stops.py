@@ -20,11 +20,12 @@ class Differ(Stop):
     Args:
         keys: one for each of them: those with the same key may go on together.
         outside: what comes isn't seen by vmap: each must go on by itself, without it.
+        by_chance: random numbers decide on the path (:mod:`.chance`).
     """
 
-    def __init__(self, keys: list[Hashable], *, outside: bool = False) -> None:
+    def __init__(self, keys: list[Hashable], *, outside: bool = False, by_chance: bool = False) -> None:
         super().__init__("samples take different paths")
-        self.keys, self.outside = keys, outside
+        self.keys, self.outside, self.by_chance = keys, outside, by_chance
 
 
 class NeedsOwn(Stop):
