@@ -635,7 +635,7 @@ ALONE = (
         "tests/autograd/test_reads.py",
         (
             "autograd/reads.py",
-            "_memory(t) for t in tensors_in((args, kwargs or {})) if not self.part.holds(t)",
+            "_memory(t) for t in tensors_in((args, kwargs)) if not self.part.holds(t)",
             "_memory(t) for t in ()",
         ),
     ),
