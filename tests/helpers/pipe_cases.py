@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import TensorDataset
 
 import groupclip as gc
 from ddp_cases import KEY, plan, refusal, whole
@@ -127,6 +129,13 @@ class Run:
     rows: int = 2
     clip: str = "automatic"
     penalty: bool = False  # on weights of the last stage, beside the model
+    spoiled: bool = False  # the gradients of some samples aren't finite
+
+    def __str__(self) -> str:
+        what = ("penalty" if self.penalty else "") + ("spoiled" if self.spoiled else "")
+        kind = str(self.dtype).removeprefix("torch.")
+        size = f"E={self.expected:g} rows={self.rows}"
+        return " ".join(filter(None, [self.kind, self.style, kind, self.schedule, size, what]))
 
 
 EVERY_STYLE = [
@@ -140,6 +149,7 @@ SIZES = [
     Run("net", "uniform:2", expected=1),  # batches with nobody, and micro-batches that hold filling alone
     Run("net", "layer-wise", expected=13, rows=1),  # several runs of the schedule a batch
     Run("net", "layer-wise", schedule="1F1B", expected=5, rows=8, clip="flat-normalised"),
+    Run("net", "layer-wise", spoiled=True),
 ]
 
 
@@ -160,6 +170,14 @@ def members(run: Run, stages: int) -> dict[str, list[str]]:
     for index in range(stages):
         groups = gc.partition(part_of(build(run), index, stages), run.style)
         found |= {f"stage{index}/{name}": list(groups[name]) for name in groups.names}
+    return found
+
+
+def data_of(run: Run) -> TensorDataset:
+    found = data("net", run.dtype)
+    if run.spoiled:
+        found.tensors[0][::2] *= 1e200  # too large to be squared
+        found.tensors[0][4] = math.inf
     return found
 
 
@@ -218,7 +236,7 @@ def _trained(
     run: Run, mechanism: gc.Mechanism, model: nn.Module, optimizer: Any, engine: Any, on: Callable[[Tensor, Tensor], None]
 ) -> dict[str, Any]:
     told: dict[str, Any] = {"sums": [], "weights": [], "sizes": []}
-    for batch in gc.poisson_batches(data("net", run.dtype), mechanism, 8, key=KEY, dealt=False):
+    for batch in gc.poisson_batches(data_of(run), mechanism, 8, key=KEY, dealt=False):
         told["sizes"].append([])
         for x, labels in batch:
             told["sizes"][-1].append(len(x))
@@ -318,8 +336,7 @@ def case_ledger(rank: Rank) -> Any:
         optimizer.step()
         optimizer.zero_grad()
         if number == 3:
-            with torch.no_grad():
-                found = schedule.schedule.eval(*([x[:6]] if rank.rank == 0 else []), target=labels[:6])
+            found = schedule.schedule.eval(*([x[:6]] if rank.rank == 0 else []), target=labels[:6])
             before = [found, {n: whole(p) for n, p in part.named_parameters()}]
     told = {
         "steps": engine.ledger.steps_by_sampler,

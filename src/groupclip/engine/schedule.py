@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ..arguments import whole
-from ..distributed.agreement import digest, unanimous
+from ..distributed.agreement import digest, told_by_all, unanimous
 from ..distributed.stages import check_schedule
-from ..errors import GroupClipError, UnsupportedOperation
+from ..errors import GroupClipError, PrivacyViolation, UnsupportedOperation
 from ..nested import replaced, tensors_in
 from ..sampling.marks import marks
 from .engine import Engine
@@ -82,9 +82,7 @@ class PrivateSchedule:
         Then call ``engine.discard()`` on all, or end the training.
         """
         samples = (args, target, kwargs)
-        unanimous(self._passes.ranks, lambda: self._check(args, target, kwargs), lambda: {
-            "the samples of this stage's batch": _digest(samples),
-        }, "the samples")  # fmt: skip
+        self._meet(args, target, kwargs)
         room = self._rows * self._chunks
         for first in range(0, len(target), room):
             real = min(len(target) - first, room)
@@ -94,6 +92,21 @@ class PrivateSchedule:
             seen = self._passes.step.samples
             seen.called(next(tensors_in(args)))
             seen.passed()
+
+    def _meet(self, args: tuple[Any, ...], target: Any, kwargs: dict[str, Any]) -> None:
+        """Check that all ranks may take these samples, and that they have the same ones. The error tells nothing of them."""
+
+        def look() -> dict[str, str]:
+            self._check(args, target, kwargs)
+            return {"samples": _digest((args, target, kwargs))}
+
+        told = told_by_all(self._passes.ranks, look, "the samples")
+        others = [rank for rank, each in enumerate(told) if each != told[0]]
+        if others:
+            raise PrivacyViolation(
+                f"rank {others[0]} has other samples than rank 0, so no schedule runs: one sample's inputs would meet another "
+                "one's target. Draw batches with dealt=False, and read (and augment) samples alike on all ranks"
+            )
 
     def _check(self, args: tuple[Any, ...], target: Any, kwargs: dict[str, Any]) -> None:
         self._engine._require_attached()
