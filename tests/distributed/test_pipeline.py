@@ -178,7 +178,7 @@ def test_what_is_refused_at_attach_is_refused_on_all_ranks(told_by_stages: Any, 
         assert "stage.submod isn't the model" in found["another module's"]
         assert "stage=Traced: it must be a PipelineStage" in found["of their own"]
         assert "wrapped by DistributedDataParallel" in found["wrapped"] and "dw_builder" in found["weights by hand"]
-        assert "noise_multiplier=0" in found["no plan"]
+        assert "noise_multiplier=0" in found["no plan"] and "no parameter of this stage trains" in found["nothing trains"]
         assert "views=2" in found["views"] and "loss_reduction='mean'" in found["reduction"]
         assert "Leave noise= out" in found["key"] and "bands=1" in found["bands"]
         assert found["right"] == "" and found["plain"]
@@ -193,6 +193,7 @@ def test_what_no_rank_runs(told_by_stages: Any, size: int) -> None:
         assert "don't agree on rows=" in found["other rows"] and "don't agree on its micro-batches" in found["other micro-batches"]
         assert "of another stage" in found["another stage's"] and "keep one PrivateSchedule" in found["another schedule"]
         assert "used outside a call of the model" in found["by hand"]
+        assert "has run before this engine was attached" in found["used"]
         for name in ("torch's", "by itself", "a function"):
             assert "is a stage of a pipeline, and it was called by itself" in found[name]
         for name in ("others", "fewer", "other labels"):

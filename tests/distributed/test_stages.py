@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 import groupclip as gc
@@ -44,4 +45,31 @@ def test_a_schedule_does_not_call_an_attached_model(stage: Any, alone: bool) -> 
     assert "is called as a stage of torch.distributed.pipelining" in told and "without stage=" in told
     assert all(p.grad is None for p in model.parameters())
     engine.backward(model(torch.randn(3, 4)).square().sum(1))  # outside of a schedule it is called as ever
+    engine.detach()
+
+
+def test_one_stage_is_trained_as_its_model_is(stage: Any) -> None:
+    """In micro-batches that are filled up, and with an optimizer that asks for the noise of its groups."""
+    x, target = torch.randn(11, 4, dtype=torch.float64), torch.randn(11, 2, dtype=torch.float64)
+    model = stage.submod.double()
+    twin = copy.deepcopy(model)
+    plan = gc.Mechanism(dataset_size=40, expected_batch_size=8, steps=4, noise_multiplier=1e-9)
+
+    def losses(out: Tensor, target: Tensor) -> Tensor:
+        return (out - target).square().sum(1)
+
+    optimizer = gc.NoiseAwareAdam(model.parameters(), lr=0.1)
+    engine = gc.attach(model, optimizer, "layer-wise", plan, stage=stage)
+    optimizer.follow(engine)
+    schedule = gc.PrivateSchedule(engine, ScheduleGPipe(stage, 2, loss_fn=losses), rows=4)
+    other = gc.attach(twin, torch.optim.SGD(twin.parameters(), lr=0.1), "layer-wise", plan)
+    for _ in range(2):  # two micro-batches of a logical batch: of 8 rows and 3, and again
+        schedule.step(x, target=target)
+        other.backward(losses(twin(x), target))
+    for mine, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        assert (mine.grad - theirs.grad).abs().max() <= 1e-12  # pyright: ignore[reportOptionalOperand]
+    assert {name: len(norms) for name, norms in engine.unsafe_norms().items()} == {"stage0/0": 0, "stage0/2": 0}  # filling
+    optimizer.step()
+    assert engine.ledger is not None and engine.ledger.steps == 1
+    other.detach()
     engine.detach()

@@ -451,6 +451,7 @@ def case_refused_at_attach(rank: Rank) -> Any:
         attach(thresholds=mapping)
 
     banded = gc.Mechanism(dataset_size=13, expected_batch_size=2, steps=6, noise_multiplier=1.0, bands=2, adjacency="zero-out")
+    still = nn.Linear(5, 5).requires_grad_(False)
     wrapped = DistributedDataParallel(nn.Linear(5, 5))
     told = {
         "forgotten": refusal(forgotten),
@@ -465,6 +466,7 @@ def case_refused_at_attach(rank: Rank) -> Any:
         "another module's": refusal(lambda: attach(stage_of(nn.Linear(2, 2)))),
         "of their own": refusal(lambda: attach(Traced(part, rank.rank, rank.size, cpu))),
         "wrapped": refusal(lambda: attach(stage_of(wrapped), module=wrapped)),
+        "nothing trains": refusal(lambda: gc.attach(still, None, "all-layer", plan(1.0), stage=stage_of(still))),
         "weights by hand": refusal(lambda: attach(stage_of(dw_builder=lambda: print))),
         "no plan": refusal(lambda: attach(mechanism=None)),
         "views": refusal(lambda: attach(views=2)),
@@ -531,6 +533,9 @@ def case_refused_schedules(rank: Rank) -> Any:
     told["scaled step"] = refusal(optimizer.step)
     told["steps"] = engine.ledger.steps
     alone.detach()
+    engine.detach()
+    engine = gc.attach(part, optimizer, run.style, plan(1.0), stage=stage)
+    told["used"] = refusal(lambda: gc.PrivateSchedule(engine, schedule.schedule, rows=5))
     engine.detach()
     return told
 

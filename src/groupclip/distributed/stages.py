@@ -72,6 +72,11 @@ def check_stage(stage: Any, model: nn.Module, ranks: Ranks) -> None:
         )
     if stage.submod is not model:
         raise ValueError("stage.submod isn't the model that is attached: give attach the module that the stage was made of")
+    if not any(param.requires_grad for param in model.parameters()):
+        raise UnsupportedOperation(
+            "no parameter of this stage trains, so it has no engine, and its rank would take no part in the others' steps: cut the "
+            "model so that every stage has a trainable parameter"
+        )
     if is_ddp(model) or any(map(is_sharded, model.parameters())):
         raise UnsupportedOperation(
             "the stage's module is wrapped by DistributedDataParallel or cut by fully_shard: several ranks would have one stage, "

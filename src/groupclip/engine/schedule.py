@@ -32,7 +32,7 @@ class PrivateSchedule:
         schedule: torch's. Its ``eval`` may be called; it makes passes without gradients.
 
     Raises:
-        UnsupportedOperation: an engine without a stage, or another schedule.
+        UnsupportedOperation: an engine without a stage, another schedule, or one that has run already.
         ValueError: the schedule of another stage; ``rows`` below 1.
         PrivacyViolation: the ranks have other schedules or rows.
     """
@@ -50,6 +50,8 @@ class PrivateSchedule:
             if schedule._stage is not passes.stage:
                 raise ValueError("the schedule is of another stage than the engine: make it of the one that attach was given")
             whole("rows", rows, least=1)
+            if passes.runs is None and schedule._stage_forward_initialized:
+                raise UnsupportedOperation("the schedule has run before this engine was attached: make a new one of the stage")
             if passes.runs is not None and passes.runs != (schedule, rows):
                 raise UnsupportedOperation(
                     f"the stage has a schedule with rows={passes.runs[1]} already, and torch's stages receive in memory of one "
