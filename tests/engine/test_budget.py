@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import itertools
+import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ import torch
 import groupclip as gc
 from groupclip.errors import BudgetExceeded, GroupClipError, PrivacyViolation
 from groupclip.noise.sources import InsecureNoise
+from groupclip.statement.drawn import DrawnBudget
+from groupclip.statement.verified import differences
 
 PLAN = gc.Mechanism(dataset_size=40, expected_batch_size=8, steps=4, noise_multiplier=3.0)
 DATA = torch.utils.data.TensorDataset(torch.randn(40, 3, generator=torch.Generator().manual_seed(0)))
@@ -48,6 +51,20 @@ def test_two_engines_are_one_figure(budget):
     spent = budget.spent()
     assert (spent.epsilon, spent.steps, spent.note) == (twice.epsilon(delta=1e-5), 8, "")
     assert spent.epsilon < 2 * PLAN.epsilon(delta=1e-5)
+
+
+def test_the_record_has_what_the_budget_held(budget):
+    budget.add_guarantee(epsilon=0.5, delta=1e-7, label="a secret name")
+    model, optimizer, engine = attached(budget)
+    for taken in (0, 2):
+        train(model, optimizer, engine, taken)
+        held = engine.record(delta=1e-6).budget
+        assert held == DrawnBudget(epsilon=budget.spent().epsilon, delta=1e-5, entries=2)
+    engine.detach()
+    record = engine.record(delta=1e-6)
+    assert record.budget == held and held.epsilon > 0.5
+    assert differences(facts := json.loads(json.dumps(record.to_dict()))) == [] and "secret" not in str(facts)
+    assert attached(None)[2].record(delta=1e-6).budget is None
 
 
 def test_a_step_is_charged_before_it_is_taken_and_detach_frees_the_rest(budget):

@@ -325,6 +325,8 @@ def test_a_server_that_restarts_goes_on_with_its_rounds(tmp_path: Path) -> None:
         average.release()
         assert average.ledger.steps == step == gc.Budget(path).spent().steps
     assert average.epsilon(delta=1e-3) == gc.Budget(path).spent().epsilon == PLAN.epsilon(delta=1e-3, steps=3)
+    held = average.record(delta=1e-3).budget
+    assert held is not None and (held.epsilon, held.entries) == (gc.Budget(path).spent().epsilon, 1)
     with pytest.raises(PrivacyViolation, match=r"has another plan: noise_multiplier is 1\.2, and not 1\.1"):
         gc.Budget(path).go_on(dataclasses.replace(PLAN, noise_multiplier=1.1), label="rounds")
 

@@ -134,8 +134,9 @@ def case_on_a_budget(rank: Rank) -> Any:
     interrupted(lambda: run.train(StopAtStep(run, 2)))
     half = [(entry.taken, entry.planned, entry.is_open) for entry in Budget(file).entries]
     run = resume(out)
-    run.train()
-    return {"half": half, "whole": [(entry.taken, entry.is_open) for entry in Budget(file).entries]}
+    told = run.train().budget
+    entries = None if told is None else told.entries
+    return {"half": half, "entries": entries, "whole": [(entry.taken, entry.is_open) for entry in Budget(file).entries]}
 
 
 def case_full_disk(rank: Rank) -> Any:

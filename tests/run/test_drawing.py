@@ -18,7 +18,7 @@ from groupclip.cli.app import run as command
 from groupclip.durable import LockedLines
 from groupclip.errors import BudgetExceeded, PrivacyViolation
 from groupclip.privacy.figures import figure
-from groupclip.run import ConfigError, Nobody, RunFailed, RunInterrupted, resume, start
+from groupclip.run import ConfigError, Nobody, RunFailed, RunInterrupted, resume, start, train
 from groupclip.run.journal import read_journal
 from groupclip.statement.verified import differences
 from small_runs import REQUEST, SELDOM, STEPS, At, StopAfter, contents
@@ -63,6 +63,27 @@ def test_the_record_has_what_the_budget_held(tmp_path: Path, others: int) -> Non
     record = json.loads((outcome.release / "privacy.json").read_text())
     assert record["budget"] == outcome.budget.to_dict() and differences(record) == []
     assert b"a secret name" not in b"".join(contents(outcome.release).values())
+
+
+def test_what_is_entered_while_results_are_written_is_told_nowhere_or_everywhere(tmp_path: Path, monkeypatch: Any) -> None:
+    """Release, report and outcome are of one look at the budget, whatever another process enters between them."""
+    budget = gc.Budget(tmp_path / "digits.budget", epsilon=9.0, delta=1e-5)
+    budget.add_guarantee(epsilon=0.5, delta=1e-7)
+
+    def entered_first(act: Any) -> Any:
+        def write(*given: Any) -> None:
+            gc.Budget(budget.path).add_guarantee(epsilon=0.5, delta=1e-7)
+            act(*given)
+
+        return write
+
+    for name in ("write_release", "write_report", "give_back"):
+        monkeypatch.setattr(train, name, entered_first(getattr(train, name)))
+    outcome = start(request(budget, told={"search": "none"}), tmp_path / "run").train()
+    assert len(budget.entries) == 5 and outcome.budget is not None and outcome.budget.entries == 2
+    assert json.loads((outcome.release / "privacy.json").read_text())["budget"] == outcome.budget.to_dict()
+    for page in (outcome.release / "README.md", outcome.report):
+        assert "the budget of this run has 1 other entry" in page.read_text()
 
 
 def test_a_run_without_a_budget_tells_of_none(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from ..partition.groups import Partition
 from ..privacy.ledger import Ledger
 from ..privacy.mechanism import Mechanism
 from ..privacy.thresholds import ReadOnly
+from ..statement.drawn import DrawnBudget
 from ..statement.record import PrivacyRecord
 from .backward import BackwardPass, open_groups
 from .checks import check_loss_scale, check_losses
@@ -213,6 +214,7 @@ class Engine:
             other_releases=self._amounts.other_releases, rounding=self._amounts.rounding if noise.hardened else 0.0,
             sampling_vouched_by_user=sampling_vouched_by_user, foreign_noise=noise.foreign,
             earlier=() if self._training is None else self._training.before, views=self.views,
+            budget=DrawnBudget.of(ledger.budget),
         )  # fmt: skip
 
     def statement(self, *, delta: float, sampling_vouched_by_user: bool = False) -> str:

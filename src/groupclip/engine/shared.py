@@ -21,6 +21,7 @@ from ..distributed.wrappers import OutOfStep, check_ddp, check_nobody_averages, 
 from ..errors import PrivacyViolation, UnsupportedOperation
 from ..noise.sources import NoiseSource
 from ..partition.groups import Partition
+from ..privacy.budget import Budget
 from ..privacy.ledger import Ledger
 from ..privacy.mechanism import Mechanism
 from ..privacy.reservation import Reservation
@@ -102,6 +103,11 @@ class ChargedByFirst:
     lasts: bool
     before: Mapping[str, int]
     begun: tuple[int, ...] = ()  # correlated noise isn't had on several processes
+
+    @property
+    def budget(self) -> Budget | None:
+        """That of rank 0; None on the others."""
+        return None if self.reservation is None else self.reservation.budget
 
     def charge(self, sampling: str, *, anew: bool = False) -> int:
         """Charge one step, and return its number. All ranks must call it; where rank 0 can't charge it, none takes it."""

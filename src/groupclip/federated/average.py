@@ -29,6 +29,7 @@ from ..privacy.mechanism import Mechanism
 from ..privacy.reservation import Reservation
 from ..privacy.thresholds import ReadOnly, Thresholds
 from ..sampling.draws import draw
+from ..statement.drawn import DrawnBudget
 from ..statement.record import PrivacyRecord
 from .updates import clipped_update
 
@@ -192,6 +193,7 @@ class PrivateAverage:
         return PrivacyRecord.of(
             self.ledger, delta=delta, partition=self.partition, thresholds=self.thresholds, noise_std=self._amounts.stds,
             clip=self.clip.name, secure_noise=True, rounding=self._amounts.rounding,
+            budget=DrawnBudget.of(self.ledger.budget),
         )  # fmt: skip
 
     def statement(self, *, delta: float) -> str:

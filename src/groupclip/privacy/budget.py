@@ -103,6 +103,11 @@ class Budget(BudgetFile):
         """Return what all steps that were taken and all releases have spent together, at the budget's delta by default."""
         return self._figure(self.entries, delta, taken=True)
 
+    def spent_by_entries(self) -> tuple[PrivacySpent, int]:
+        """Return what :meth:`spent` returns, and the number of entries whose figure it is: from one look at the file."""
+        found = self.entries
+        return self._figure(found, None, taken=True), len(found)
+
     def committed(self, *, delta: float | None = None) -> PrivacySpent:
         """Return the same with all steps that open entries may still take: what no other entry can spend."""
         return self._figure(self.entries, delta, taken=False)

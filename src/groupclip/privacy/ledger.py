@@ -1,12 +1,15 @@
 """What has been released: one event per optimizer step, and whose sampling made its batch."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from groupclip.errors import BudgetExceeded, PrivacyViolation
 from groupclip.privacy.mechanism import Mechanism
 from groupclip.privacy.spent import PrivacySpent
 from groupclip.privacy.stretches import begun_at, checked_begun, last_step, rounds_in
+
+if TYPE_CHECKING:
+    from groupclip.privacy.budget import Budget
 
 SAMPLERS = ("groupclip", "user")
 _KEYS = {"version", "mechanism", "plan_hash", "steps"}
@@ -15,6 +18,9 @@ _MORE = {"budget", "begun"}  # of a training that draws on a budget; of one with
 
 class Charged(Protocol):
     """Steps of a budget, set aside for one training: a :class:`groupclip.privacy.reservation.Reservation`, or what asks for one."""
+
+    @property
+    def budget(self) -> "Budget | None": ...
 
     @property
     def name(self) -> str: ...
@@ -61,6 +67,11 @@ class Ledger:
     def entry(self) -> str:
         """The entry of a budget that its steps are charged to; empty without one."""
         return "" if self._reservation is None else self._reservation.name
+
+    @property
+    def budget(self) -> "Budget | None":
+        """The budget that its steps are charged to; None without one, or where another rank charges them."""
+        return None if self._reservation is None else self._reservation.budget
 
     def close(self) -> None:
         """Take no more steps: what was set aside for them in a budget is free again."""

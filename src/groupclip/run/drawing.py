@@ -7,7 +7,6 @@ import uuid
 from ..privacy.budget import Budget
 from ..privacy.mechanism import Mechanism
 from ..privacy.reservation import Reservation
-from ..statement.drawn import DrawnBudget
 from ..tasks import Task
 from .config import RunConfig
 from .errors import ConfigError
@@ -50,14 +49,6 @@ def taken_up(config: RunConfig, mechanism: Mechanism, name: str | None, charged:
     for _ in range(budget.taken(name), charged):
         part.charge("groupclip")
     return budget.go_on(mechanism, label=labels[0])
-
-
-def drawn(reservation: Reservation | None) -> DrawnBudget | None:
-    """Return what the budget of a run holds now, for its record; None without one."""
-    if reservation is None:
-        return None
-    budget = reservation.budget
-    return DrawnBudget(epsilon=budget.spent().epsilon, delta=budget.delta, entries=len(budget.entries))
 
 
 def give_back(reservation: Reservation | None) -> None:

@@ -19,7 +19,6 @@ from ..tasks import Task
 from .build import Trainer
 from .checkpoint import Progress, plain_tensor
 from .config import RunConfig
-from .drawing import drawn
 from .environment import environment
 from .evaluate import Evaluation
 from .files import sync_folder, write_atomically
@@ -34,8 +33,9 @@ def write_release(
     trainer: Trainer,
     progress: Progress,
     evaluation: Evaluation | None,
+    record: PrivacyRecord,
 ) -> None:
-    """Write weights (safetensors), ``privacy.json``, the model card and the model's settings.
+    """Write weights (safetensors), ``privacy.json``, the model card and the model's settings. ``record``: :func:`record_of`.
 
     Nothing here names a path, a seed or a key, or a statistic of the records that has no noise.
 
@@ -47,7 +47,6 @@ def write_release(
     shutil.rmtree(made, ignore_errors=True)
     made.mkdir()
     try:
-        record = record_of(config, task, trainer)
         weights = {name: plain_tensor(value) for name, value in trainer.released.state_dict().items()}
         write_atomically(made / "model.safetensors", serialise(weights, {"format": "pt"}))
         write_atomically(made / "privacy.json", as_json(record.to_dict()))
@@ -64,7 +63,7 @@ def write_release(
 def record_of(config: RunConfig, task: Task, trainer: Trainer) -> PrivacyRecord:
     """Return the record of a run, which says which weights are released."""
     record = trainer.engine.record(delta=config.delta)
-    record = replace(record, told=told_of(config, task, record.steps), budget=drawn(trainer.reservation))
+    record = replace(record, told=told_of(config, task, record.steps))
     return record if trainer.average is None else replace(record, weights=trainer.average.told)
 
 
@@ -144,17 +143,16 @@ def write_report(
     progress: Progress,
     evaluation: Evaluation | None,
     rows: Sequence[Mapping[str, Any]],
+    record: PrivacyRecord,
 ) -> None:
-    """Write ``report.html``; ``rows``: of ``metrics.jsonl``. Raises OSError; an old report stays."""
-    record = record_of(config, task, trainer)
-    assert trainer.engine.ledger is not None
+    """Write ``report.html``; ``rows``: of ``metrics.jsonl``; ``record``: :func:`record_of`. Raises OSError; an old report stays."""
     report = RunReport(
         title=f"{config.model} on {task.name}, trained with differential privacy",
         statement=paragraphs(record),
         epsilon=trainer.engine.epsilon(delta=config.delta),
         delta=config.delta,
         planned_epsilon=config.epsilon,
-        steps=trainer.engine.ledger.steps,
+        steps=record.steps,
         updates=progress.updates,
         test_accuracy=None if evaluation is None else evaluation.test_accuracy,
         chance=1 / task.num_classes if evaluation is None else evaluation.majority_share,

@@ -18,7 +18,7 @@ from .build import Trainer, build
 from .checkpoint import Progress
 from .company import company
 from .config import RunConfig, checked_request, to_yaml
-from .drawing import drawn, give_back
+from .drawing import give_back
 from .errors import ConfigError, RunFailed, RunInterrupted
 from .evaluate import Evaluation, evaluate
 from .files import said_plainly, write_atomically
@@ -30,7 +30,7 @@ from .loop import Loop, ended
 from .metrics import read_rows
 from .observer import Beginning, Nobody, Observer
 from .pretraining import check_pretrainable, pretrained
-from .release import write_release, write_report
+from .release import record_of, write_release, write_report
 from .resolve import advised_reading, refuse_lax_delta, resolve
 from .shortage import OF_MODELS, enough_memory
 
@@ -227,14 +227,14 @@ class Run:
 
         def write() -> DrawnBudget | None:
             with said_plainly("writing the results", f"go on with: {folder.resume_command()}"):
-                write_release(folder.release, self.config, self.task, trainer, progress, evaluation)
+                record = record_of(self.config, self.task, trainer)  # once: others may draw on the budget meanwhile
+                write_release(folder.release, self.config, self.task, trainer, progress, evaluation, record)
                 rows = read_rows(folder.metrics)
-                write_report(folder.report, self.config, self.task, trainer, progress, evaluation, rows)
-                held = drawn(trainer.reservation)
+                write_report(folder.report, self.config, self.task, trainer, progress, evaluation, rows, record)
                 give_back(trainer.reservation)
                 if not keep_resume:
                     folder.forget_resume()
-                return held
+                return record.budget
 
         held = company().first(write, "the results")
         return Outcome(

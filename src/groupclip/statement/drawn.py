@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from groupclip.arguments import number, positive, whole
+from groupclip.privacy.budget import Budget
 from groupclip.privacy.figures import figure
 
 
@@ -42,6 +43,14 @@ class DrawnBudget:
     def to_dict(self) -> dict[str, Any]:
         """Return every field, JSON-able."""
         return asdict(self)
+
+    @classmethod
+    def of(cls, budget: Budget | None) -> DrawnBudget | None:
+        """Return what a budget holds now; None without one. Raises what :meth:`groupclip.Budget.spent` raises."""
+        if budget is None:
+            return None
+        spent, entries = budget.spent_by_entries()
+        return cls(epsilon=spent.epsilon, delta=spent.delta, entries=entries)
 
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any]) -> DrawnBudget:

@@ -135,6 +135,7 @@ class PrivacyRecord:
         foreign_noise: str = "",
         earlier: Sequence[EarlierTraining] = (),
         views: int = 1,
+        budget: DrawnBudget | None = None,
     ) -> "PrivacyRecord":
         """Make the record of what ``ledger`` has counted so far; a single ``noise_std`` holds for every group of ``partition``.
 
@@ -159,6 +160,7 @@ class PrivacyRecord:
             earlier=tuple(earlier),
             views=views,
             rounds=ledger.rounds,
+            budget=budget,
         )
 
     @property
