@@ -130,6 +130,23 @@ def test_an_edited_checkpoint(run: Path, name: str) -> None:
     assert contents(run) == before
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda f, t: f["engine"]["ledger"].update(begun=[9]),
+        lambda f, t: f["engine"]["ledger"].update(begun="0"),
+        lambda f, t: f["engine"]["ledger"].update(begun=[0]),  # of one band
+        lambda f, t: f.update(config=[]),
+        lambda f, t: f.update(engine="none"),
+    ],
+)
+def test_damage_is_told_as_damage_and_not_as_a_wrong_argument(run: Path, change: Any) -> None:
+    """The command ends with 2 for a wrong argument, and asks to look at the flags."""
+    rewritten(run / CHECKPOINT, change)
+    with pytest.raises(RunFailed, match=r"checkpoint\.safetensors is (damaged|no checkpoint)"):
+        resume(run)
+
+
 def test_an_unedited_one_goes_on(run: Path) -> None:
     """The twin: written again as it is."""
     rewritten(run / CHECKPOINT, lambda facts, tensors: None)

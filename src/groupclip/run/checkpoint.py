@@ -96,6 +96,8 @@ def load(path: Path) -> Checkpoint:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
         if facts["format"] != FORMAT:
             raise ValueError(f"its format is {facts['format']}")
+        if not isinstance(facts["config"], dict) or not isinstance(facts["engine"], dict):
+            raise ValueError("its settings or the state of its engine are none")
         weights = {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
         done = facts["progress"]
         lost = tuple((first, last) for first, last in done["lost"])

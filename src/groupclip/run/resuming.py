@@ -111,6 +111,7 @@ def _read(folder: RunFolder, request: Mapping[str, Any], workers: int, told: Tol
     with checkpoint.usable(folder.checkpoint):
         mechanism = Mechanism.from_dict(saved.engine["ledger"]["mechanism"])
         counted = sum(saved.engine["ledger"]["steps"].values())
+        begun = checked_begun(saved.engine["ledger"].get("begun", []), counted, mechanism.band_count)
     if task.units != mechanism.dataset_size:
         many = "training samples" if task.unit == "sample" else "users"
         raise ConfigError(
@@ -118,7 +119,6 @@ def _read(folder: RunFolder, request: Mapping[str, Any], workers: int, told: Tol
             "the run can only go on with the same data; put them back, or start another run"
         )
     _refuse_another_plan(config, task, mechanism)
-    begun = checked_begun(saved.engine["ledger"].get("begun", []), counted, mechanism.band_count)
     _refuse_finished(folder, counted, last_step(begun, counted, mechanism.steps, mechanism.band_count))
     rows = read_rows(folder.metrics)  # now, and not when all is done
     shown = steps_told(folder.metrics, rows, mechanism.steps)
