@@ -201,7 +201,7 @@ def test_another_budget_is_no_place_to_go_on(tmp_path: Path, budget: gc.Budget) 
         start(request(budget), tmp_path / "run").train(StopAfter(3))
     kept = budget.path.read_bytes()
     budget.path.unlink()
-    with pytest.raises(ValueError, match="isn't there"):
+    with pytest.raises(ValueError, match=r"isn't there, or is empty: .* Put it back"):
         resume(tmp_path / "run")
     gc.Budget(budget.path, epsilon=3.05, delta=1e-5)
     with pytest.raises(ConfigError, match="has no entry"):
@@ -247,6 +247,17 @@ def test_the_command_charges_and_closes(tmp_path: Path, budget: gc.Budget, capsy
     assert "has no training 'nothing'" in capsys.readouterr().err
     assert command(["train", *asked[:-2], str(tmp_path / "next"), "--budget", str(budget.path), "--epsilon", "3"]) == 1
     assert "allows epsilon=3.05" in capsys.readouterr().err
+
+
+def test_a_budget_that_was_never_begun_is_told_by_the_command_that_begins_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run's own --epsilon and --delta begin none."""
+    asked = ["--task", "digits", "--model", "linear", "--epsilon", "2", "--out", str(tmp_path / "run"), "--quiet"]
+    assert command(["train", *asked, "--budget", str(tmp_path / "nope")]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert f"nope isn't there: begin a budget by groupclip budget new --file {tmp_path / 'nope'} --epsilon E" in told
+    assert not (tmp_path / "run").exists() and not (tmp_path / "nope").exists()
 
 
 def test_an_edited_budget_is_met_before_the_next_step(tmp_path: Path, budget: gc.Budget) -> None:

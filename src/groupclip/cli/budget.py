@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ..privacy.budget import Budget
+from ..privacy.budget import Budget, budget_in
 from ..privacy.budgetfile import is_begun
 from ..privacy.entries import Entry
 from ..privacy.figures import figure
@@ -65,7 +65,7 @@ def show(file: Path, as_json: bool) -> None:
       groupclip budget show --file patients.budget
     """
     with arguments_at_fault():
-        found = _known(file)
+        found = budget_in(file)
         _tell(found, as_json)
 
 
@@ -84,7 +84,7 @@ def add(file: Path, noise_multiplier: float, label: str, as_json: bool, **given:
       groupclip budget add --file p.budget --dataset-size 900 --batch-size 900 --sampling full-batch --steps 1 --noise-multiplier 20
     """
     with arguments_at_fault():
-        found = _known(file)
+        found = budget_in(file)
         given["adjacency"] = given["adjacency"] or found.adjacency
         given["delta"] = found.delta if given["delta"] is None else given["delta"]
         mechanism, _ = plan.plan(given, noise_multiplier)
@@ -110,19 +110,9 @@ def close(file: Path, entry: str) -> None:
       groupclip budget close --file patients.budget --entry 0123456789ab
     """
     with arguments_at_fault():
-        found = _known(file)
+        found = budget_in(file)
         found.close(entry)
         _tell(found, False)
-
-
-def _known(file: Path) -> Budget:
-    if not is_begun(file):
-        found = "is empty" if file.exists() else "isn't there"
-        raise ValueError(
-            f"{file} {found}: begin a budget by groupclip budget new --file {file} --epsilon E --delta D, or name the "
-            "file of one"
-        )
-    return Budget(file)
 
 
 def _tell(found: Budget, as_json: bool) -> None:

@@ -271,6 +271,16 @@ class Budget(BudgetFile):
         return entry
 
 
+def budget_in(path: str | Path) -> Budget:
+    """Return the budget in a file that somebody named. ValueError, with the command that begins one, if it holds none yet."""
+    if not is_begun(path := Path(path)):
+        found = "is empty" if path.exists() else "isn't there"
+        raise ValueError(
+            f"{path} {found}: begin a budget by groupclip budget new --file {path} --epsilon E --delta D, or name the file of one"
+        )
+    return Budget(path)
+
+
 def reserved(budget: Budget | Reservation | None, mechanism: Mechanism | None) -> Reservation | None:
     """Return the steps of ``mechanism``, set aside in a budget. ValueError or TypeError for a reservation of another plan."""
     if budget is None:

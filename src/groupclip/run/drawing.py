@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import uuid
+from pathlib import Path
 
-from ..privacy.budget import Budget
+from ..privacy.budget import Budget, budget_in
+from ..privacy.budgetfile import is_begun
 from ..privacy.mechanism import Mechanism
 from ..privacy.reservation import Reservation
 from ..tasks import Task
@@ -22,7 +24,7 @@ def set_aside(config: RunConfig, task: Task, mechanism: Mechanism) -> Reservatio
     if config.budget is None:
         return None
     label = f"groupclip train: {config.model} on {task.name}, {uuid.uuid4().hex[:8]}"  # by which it is found again
-    return Budget(config.budget).go_on(mechanism, label=label)
+    return budget_in(config.budget).go_on(mechanism, label=label)
 
 
 def taken_up(config: RunConfig, mechanism: Mechanism, name: str | None, charged: int) -> Reservation | None:
@@ -33,12 +35,15 @@ def taken_up(config: RunConfig, mechanism: Mechanism, name: str | None, charged:
         charged: steps by the journal, which is a step ahead where a process died between the two.
 
     Raises:
-        ConfigError: the budget has no such entry: it is another file, or an older copy.
+        ConfigError: the budget is gone, or has no such entry: it is another file, or an older copy.
         BudgetExceeded: it was closed, and its steps don't fit any more.
     """
     if config.budget is None:
         return None
-    budget = Budget(config.budget)
+    path = Path(config.budget)
+    if not is_begun(path):
+        raise ConfigError(f"{path} isn't there, or is empty: the steps of this run were set aside in it. Put it back")
+    budget = Budget(path)
     labels = [entry.label for entry in budget.entries if entry.name == name]
     if name is None or not labels:
         raise ConfigError(
