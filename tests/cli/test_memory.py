@@ -46,6 +46,7 @@ def test_the_largest_batch(capsys: pytest.CaptureFixture[str]) -> None:
         (SMALL, "give --groups, --memory, or both"),
         ([*SMALL, "--groups", "2", "--plot", "plan.pdf"], "saved as .png or .svg"),
         ([*SMALL, "--groups", "2", "--tokens", "5"], "--tokens 5 means nothing"),
+        ([*SMALL, "--groups", "2", "--microbatches", "3"], "--microbatches 3 is for what several processes send in a step"),
         (["plan", "--model", "nothing", "--batch", "8", "--groups", "2"], "unknown model"),
         (["plan", "--model", "vit-micro", "--groups", "2"], "give --batch"),
     ],

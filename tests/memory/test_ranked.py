@@ -71,6 +71,8 @@ def test_what_cannot_be_said() -> None:
         gc.plan(net, BATCH, groups=2, ranks=2, microbatches=0)
     with pytest.raises(ValueError, match=r"ranks=0 must be a whole number"):
         gc.plan(net, BATCH, groups=2, ranks=0)
+    with pytest.raises(ValueError, match=r"microbatches=3 is for what several processes send in a step: give ranks= too"):
+        gc.plan(net, BATCH, groups=2, microbatches=3)
     net.head.double()
     with pytest.raises(ValueError, match=r"torch.float32, torch.float64"):
         parts_over_ranks(net, 2)

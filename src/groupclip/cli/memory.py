@@ -97,6 +97,8 @@ def plan(
             raise ValueError("give --batch, the physical batch, or --memory, to find the largest batch that fits")
         if samples is not None and memory is None and groups is None:
             raise ValueError("give --groups, --memory, or both")
+        if microbatches > 1 and ranks == 1:
+            raise ValueError(f"--microbatches {microbatches} is for what several processes send in a step: give --ranks too")
         model, example = example_of(name, samples or 8, image_size, tokens, classes)
         stepper = _optimizer(optimizer, model)
         found: Plan

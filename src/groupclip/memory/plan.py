@@ -62,7 +62,7 @@ def plan(
         ranks, microbatches: of several processes, and of a step on each of them: the plan says then what each keeps and sends too.
 
     Raises:
-        ValueError: neither ``groups`` nor ``memory``, or one that can't be read; an attached model.
+        ValueError: neither ``groups`` nor ``memory``, or one that can't be read; micro-batches without ranks; an attached model.
         BudgetTooSmallError: nothing fits in ``memory``; says the least that does.
         UnsupportedOperation: what is computed next depends on numbers; says where.
     """
@@ -70,6 +70,8 @@ def plan(
         raise ValueError("give groups=, the most groups, or memory=, the bytes of the device, or both")
     if groups is not None and (isinstance(groups, bool) or not isinstance(groups, int) or groups < 1):
         raise ValueError(f"groups={groups!r} must be a whole number, 1 or more")
+    if microbatches != 1 and ranks == 1:
+        raise ValueError(f"microbatches={microbatches!r} is for what several processes send in a step: give ranks= too")
     budget = None if memory is None else parse_bytes(memory)
     planner = Planner(model, example_batch, optimizer, loss, samples, machine, bands)
     found = planner.within(budget, groups) if budget is not None else planner.least(groups)
