@@ -1366,7 +1366,11 @@ CORRELATED = (
         "the data dealt anew in every step",
         "a sample's steps are b apart",
         "tests/sampling/test_draws_cyclic.py",
-        ("sampling/draws.py", '"groupclip/sampling/deal")', '"groupclip/sampling/deal" * (1 + step))'),
+        (
+            "sampling/draws.py",
+            "parts_of(mechanism, key=key) if parts is None else parts",
+            "parts_of(mechanism, key=bytes([step % 256]) * 32)",
+        ),
     ),
     mutant(
         "correlated noise goes on across iterators",

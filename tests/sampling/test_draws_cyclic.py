@@ -13,7 +13,7 @@ from scipy import stats
 
 from groupclip.privacy.mechanism import Mechanism
 from groupclip.sampling.batches import logical_batches
-from groupclip.sampling.draws import drawn, part_of
+from groupclip.sampling.draws import drawn, parts_of
 from law import two_sided
 
 KEY = bytes(range(32))
@@ -102,18 +102,37 @@ def test_other_laws_are_rejected(batches, noticed):
 
 
 def test_the_data_are_dealt_once_and_evenly():
-    parts = [part_of(SIZE, PARTS, step, key=KEY) for step in range(2 * PARTS)]
+    whole = dataclasses.replace(PLAN, expected_batch_size=SIZE / PARTS)  # each step draws all of its part
+    parts = [drawn(whole, key=KEY, step=step) for step in range(2 * PARTS)]
     assert sorted(np.concatenate(parts[:PARTS]).tolist()) == list(range(SIZE))
     assert all((a == b).all() for a, b in zip(parts[:PARTS], parts[PARTS:], strict=True))
+    assert all((a == b).all() for a, b in zip(parts[:PARTS], parts_of(PLAN, key=KEY), strict=True))
     assert sorted(map(len, parts[:PARTS])) == [250, 250, 251, 251]
-    other = part_of(SIZE, PARTS, 0, key=bytes(32))
+    other = parts_of(PLAN, key=bytes(32))[0]
     assert len(np.intersect1d(other, parts[0])) < 120  # 63 are expected where the keys have nothing in common
 
 
 def test_parts_that_are_drawn_whole():
     whole = dataclasses.replace(PLAN, dataset_size=100)
     assert whole.part_rate == 1.0
-    assert (drawn(whole, key=KEY, step=3) == part_of(100, PARTS, 3, key=KEY)).all()
+    assert (drawn(whole, key=KEY, step=3) == parts_of(whole, key=KEY)[3]).all()
+
+
+def test_a_pass_deals_once_and_draws_as_its_steps_do(monkeypatch):
+    dealt = []
+
+    def deal(mechanism, *, key):
+        dealt.append(key)
+        return parts_of(mechanism, key=key)
+
+    monkeypatch.setattr("groupclip.sampling.batches.parts_of", deal)
+    monkeypatch.setattr("groupclip.sampling.draws.parts_of", deal)
+    short = dataclasses.replace(PLAN, steps=2 * PARTS + 1)
+    passes = logical_batches(range(SIZE), short, SIZE, start=1, key=KEY)
+    for _ in range(2):
+        rows = {batch.step: [i for piece in batch for i in piece.tolist()] for batch in passes}
+        assert rows == {step: drawn(PLAN, key=KEY, step=step, parts=parts_of(PLAN, key=KEY)).tolist() for step in range(1, 9)}
+    assert dealt == [KEY, KEY]
 
 
 @pytest.mark.parametrize("users", [None, [f"person {i % 60}" for i in range(120)]])

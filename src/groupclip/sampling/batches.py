@@ -17,7 +17,7 @@ from groupclip.noise.keystream import KEY_BYTES, derive_key, new_key
 from groupclip.privacy.mechanism import Mechanism
 from groupclip.sampling.claims import WHOLE, Drawn, Run
 from groupclip.sampling.dealt import dealt as dealt_to
-from groupclip.sampling.draws import drawn
+from groupclip.sampling.draws import drawn, parts_of
 from groupclip.sampling.layouts import by_sample, by_user
 from groupclip.sampling.readers import Collate, Piece, Reader
 from groupclip.sampling.tables import as_records
@@ -179,8 +179,9 @@ class LogicalBatches:
             part = (together.rank, together.size) if self._dealt else WHOLE
             name = derive_key(key, "groupclip/sampling/public name").hex()
             run = Run(self.mechanism, self.start, secret=self._key is None, part=part, public_name=name)
+        parts = parts_of(self.mechanism, key=key)  # a sort of all indices: once for all steps
         plans = (
-            self._plan(drawn(self.mechanism, key=key, step=step), key, step, together)
+            self._plan(drawn(self.mechanism, key=key, step=step, parts=parts), key, step, together)
             for step in range(self.start, self.mechanism.steps)
         )
         try:

@@ -8,6 +8,7 @@ mechanism, with less privacy at the same noise (Chua et al. 2024).
 The words come from AES-256 in counter mode: who could guess which samples a step used would be outside the guarantee.
 """
 
+from collections.abc import Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -18,14 +19,18 @@ from groupclip.privacy.mechanism import Mechanism
 _CHUNK = 1 << 20  # words drawn at a time: 8 MiB
 
 
-def drawn(mechanism: Mechanism, *, key: bytes, step: int) -> np.ndarray:
+def drawn(mechanism: Mechanism, *, key: bytes, step: int, parts: Sequence[np.ndarray] | None = None) -> np.ndarray:
     """Return the indices in [0, dataset_size) that enter the batch of ``step``, ascending. Secret.
 
-    With bands, those of one part of the data that :func:`part_of` says.
+    With bands, those of one part of the data: number ``step`` mod bands.
+
+    Args:
+        parts: what :func:`parts_of` returns for this plan and this key, if that is known.
     """
     size = mechanism.dataset_size
     if mechanism.band_count > 1:
-        part = part_of(size, mechanism.band_count, step, key=key)
+        dealt = parts_of(mechanism, key=key) if parts is None else parts
+        part = dealt[step % mechanism.band_count]
         return part[draw(len(part), mechanism.part_rate, key=key, step=step)]
     match mechanism.sampling:
         case "full-batch":
@@ -58,14 +63,17 @@ def draw(size: int, rate: float, *, key: bytes, step: int) -> np.ndarray:
     return np.concatenate(found)
 
 
-def part_of(size: int, parts: int, step: int, *, key: bytes) -> np.ndarray:
-    """Return the indices in [0, size) of the part of the data that ``step`` draws from, ascending: number ``step`` mod ``parts``.
+def parts_of(mechanism: Mechanism, *, key: bytes) -> tuple[np.ndarray, ...]:
+    """Deal the indices in [0, dataset_size) into as many parts as there are bands, each ascending; none with one band. Secret.
 
-    The data are dealt once under a key, uniformly at random; parts differ by one index at most. The guarantee holds for any deal
+    They are dealt once under a key, uniformly at random; parts differ by one index at most. The guarantee holds for any deal
     that doesn't look at the data; a random one keeps parts alike.
     """
+    count, size = mechanism.band_count, mechanism.dataset_size
+    if count == 1:
+        return ()
     order = np.argsort(Keystream(key, "groupclip/sampling/deal").words(size), kind="stable")
-    return np.sort(order[step % parts :: parts])
+    return tuple(np.sort(order[first::count]) for first in range(count))
 
 
 def subset(indices: np.ndarray, most: int, *, key: bytes, label: str) -> np.ndarray:
