@@ -16,6 +16,7 @@ from ..autograd.tensors import PrivateParameter
 from ..distributed.shards import is_sharded
 from ..errors import CoverageError, GroupClipError, PrivacyViolation, UnsupportedOperation
 from ..privacy.mechanism import Mechanism
+from ..privacy.planned import noise_multiplier
 from ..rules.normalisation import BATCH_STATISTICS, RUNNING_STATISTICS
 from ..walk import each_module, name_of
 
@@ -67,12 +68,6 @@ def check_arguments(loss_reduction: str, mechanism: Mechanism | None, optimizer:
             "a mechanism without an optimizer: noise is added when the optimizer steps; pass the optimizer, or mechanism=None to "
             "clip only"
         )
-
-
-def noise_multiplier(mechanism: Mechanism) -> float:
-    if mechanism.noise_multiplier is None:
-        raise ValueError("the mechanism has no noise_multiplier yet: use mechanism.calibrate(epsilon=.., delta=..)")
-    return mechanism.noise_multiplier
 
 
 def check_parameters(named: Mapping[str, nn.Parameter]) -> None:

@@ -26,6 +26,7 @@ from ..partition.groups import Partition, check_covers
 from ..privacy.budget import Budget, reserved
 from ..privacy.ledger import Ledger
 from ..privacy.mechanism import Mechanism
+from ..privacy.planned import noise_multiplier
 from ..privacy.reservation import Reservation
 from ..privacy.thresholds import ReadOnly, Thresholds
 from ..sampling.draws import draw
@@ -74,7 +75,7 @@ class PrivateAverage:
         allocation: str | Mapping[str, float] = "equal",
         budget: Budget | Reservation | None = None,
     ) -> None:
-        _check(mechanism)
+        sigma = _checked(mechanism)
         self.partition = groups if isinstance(groups, Partition) else partition(model, groups)
         check_covers(self.partition, model)
         self.clip = clip_function(clip)
@@ -82,7 +83,7 @@ class PrivateAverage:
         self._shapes = {name: (p.shape, p.dtype) for name, p in trained.items()}
         sizes = {group: sum(trained[n].numel() for n in self.partition[group]) for group in self.partition.names}
         self._noise = HardenedNoise()
-        self._amounts = GroupNoise(thresholds, allocation, sizes, mechanism.noise_multiplier or 0.0, self._noise)
+        self._amounts = GroupNoise(thresholds, allocation, sizes, sigma, self._noise)
         self.thresholds: Mapping[str, float] = ReadOnly(self._amounts.thresholds)
         self._key = new_key()
         self.ledger = Ledger(mechanism)
@@ -236,22 +237,18 @@ class PrivateAverage:
                 )
 
 
-def _check(mechanism: Mechanism) -> None:
+def _checked(mechanism: Mechanism) -> float:
+    """Return the noise multiplier of a plan of rounds. ValueError or TypeError for what is none."""
     if not isinstance(mechanism, Mechanism):
         raise TypeError(f"mechanism is {type(mechanism).__name__}; it must be a groupclip.Mechanism")
-    if mechanism.noise_multiplier is None:
-        raise ValueError("the mechanism has no noise_multiplier yet: use mechanism.calibrate(epsilon=.., delta=..)")
     if mechanism.unit != "client":
         raise ValueError(
             f"the mechanism was planned for unit={mechanism.unit!r}, and a round is of clients: plan with unit='client', "
             "dataset_size= the number of clients and expected_batch_size= how many take part on average"
-        )
-    if mechanism.bands != 1:
-        raise ValueError(
-            f"the mechanism was planned for bands={mechanism.bands!r}, and rounds of clients have independent noise: leave it out"
         )
     if mechanism.sampling not in SAMPLINGS:
         raise ValueError(
             f"the mechanism was planned for sampling={mechanism.sampling!r}, and clients are chosen one by one: use one of "
             f"{', '.join(SAMPLINGS)}"
         )
+    return noise_multiplier(mechanism)

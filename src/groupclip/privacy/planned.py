@@ -71,6 +71,13 @@ def checked_bands(bands: int | str, plan: Mechanism) -> int | str:
     return bands
 
 
+def noise_multiplier(mechanism: Mechanism) -> float:
+    """Return the noise of a plan. ValueError if it isn't calibrated yet."""
+    if mechanism.noise_multiplier is None:
+        raise ValueError("the mechanism has no noise_multiplier yet: use mechanism.calibrate(epsilon=.., delta=..)")
+    return mechanism.noise_multiplier
+
+
 def most_bands(plan: Mechanism) -> int:
     """Return the largest number of bands that a plan can have: a part of the data holds a batch."""
     return max(1, min(int(plan.dataset_size // plan.expected_batch_size), MOST_BANDS))
