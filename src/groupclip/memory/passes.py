@@ -22,6 +22,7 @@ from ..nested import tensors_in
 from ..noise.correlated import bytes_kept
 from ..noise.jointly import SMALL, together_at_most
 from ..noise.normals import workspace_bytes
+from ..noise.sources import sum_dtype
 from ..partition.choose import partition
 from ..partition.groups import Partition
 from .blanks import blank, blank_model, example
@@ -132,14 +133,9 @@ def _curve(live: Live, batch: Any) -> Curve:
     return Curve(tuple(level + held for level in live.curve), live.peak + held)
 
 
-def _of_sum(parameter: nn.Parameter) -> torch.dtype:
-    """Return the type of what noise is added to: of half-precision parameters, float32."""
-    return torch.promote_types(parameter.dtype, torch.float32)
-
-
 def _noise_bytes(model: nn.Module, dtype: torch.dtype) -> int:
     """Return the most that noise on sums of this type holds beside them."""
-    sizes = [p.numel() for p in model.parameters() if p.requires_grad and _of_sum(p) == dtype]
+    sizes = [p.numel() for p in model.parameters() if p.requires_grad and sum_dtype(p.dtype) == dtype]
     together = together_at_most(sizes)
     large, small = [size for size in sizes if size > SMALL], [size for size in sizes if size <= SMALL]
     alone = workspace_bytes([max(small)], dtype) if small else 0
@@ -158,7 +154,7 @@ def optimizer_bytes(model: nn.Module, optimizer: Optimizer | None) -> tuple[int,
     The state is that after a first step, whether one was made or not.
     """
     gradients = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
-    dtypes = {_of_sum(p) for p in model.parameters() if p.requires_grad}
+    dtypes = {sum_dtype(p.dtype) for p in model.parameters() if p.requires_grad}
     noise = max((_noise_bytes(model, dtype) for dtype in dtypes), default=0)
     if optimizer is None:
         return 0, gradients + noise

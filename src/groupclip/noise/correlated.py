@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .jointly import add_to_all
 from .keystream import refuse_copy
-from .sources import NoiseSource
+from .sources import NoiseSource, sum_dtype
 
 
 class CorrelatedNoise:
@@ -66,7 +66,7 @@ class CorrelatedNoise:
         Noise of a narrower type would leave the low bits of a wider sum bare.
         """
         kept = [_kind(each[0]) for each in self._before if each]
-        return kept == [(tensor.shape, _kept_in(tensor.dtype), tensor.device) for tensor in like]
+        return kept == [(tensor.shape, sum_dtype(tensor.dtype), tensor.device) for tensor in like]
 
     @torch.no_grad()
     def draw(self, noise: NoiseSource, stds: Sequence[float]) -> list[Tensor]:
@@ -103,7 +103,7 @@ class CorrelatedNoise:
 
 def bytes_kept(coordinates: int, dtype: torch.dtype, bands: int) -> int:
     """Return what is kept for so many coordinates of this type."""
-    return (bands - 1) * coordinates * _kept_in(dtype).itemsize
+    return (bands - 1) * coordinates * sum_dtype(dtype).itemsize
 
 
 def _kind(tensor: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
@@ -111,8 +111,4 @@ def _kind(tensor: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
 
 
 def _room(tensor: Tensor) -> Tensor:
-    return torch.zeros(tensor.shape, dtype=_kept_in(tensor.dtype), device=tensor.device)
-
-
-def _kept_in(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    return torch.zeros(tensor.shape, dtype=sum_dtype(tensor.dtype), device=tensor.device)

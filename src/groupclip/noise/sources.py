@@ -25,6 +25,11 @@ _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 KEY_GIVEN = "groupclip under a key that was given"
 
 
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the type of the sums that noise is added to, for parameters of type ``dtype``: float32 for half precision."""
+    return torch.promote_types(dtype, torch.float32)
+
+
 @runtime_checkable
 class NoiseSource(Protocol):
     """Anything that adds Gaussian noise. ``secure`` says whether an epsilon may be claimed for it."""
