@@ -58,8 +58,13 @@ def agreed(
     if ranks is None:
         return act()
     done: list[T] = []
+
+    def acted() -> T:
+        done.append(act())
+        return done[0]
+
     try:
-        return _voted(ranks, lambda: done.append(act()) or done[0], dict, what)[0]
+        return _voted(ranks, acted, dict, what)[0]
     except BaseException:
         for result in done:
             undo(result)

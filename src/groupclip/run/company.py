@@ -47,7 +47,12 @@ class Company:
         if self.ranks is None:
             return act()
         done: list[T] = []
-        return unanimous(self.ranks, lambda: done.append(act()) or done[0], lambda: facts(done[0]), what)
+
+        def acted() -> T:
+            done.append(act())
+            return done[0]
+
+        return unanimous(self.ranks, acted, lambda: facts(done[0]), what)
 
     def any(self, act: Callable[[], bool], what: str) -> bool:
         """Return whether ``act`` is true in one of the processes."""
