@@ -82,6 +82,28 @@ def test_groups_of_another_run_are_refused(runs, tmp_path, capsys):
     assert not (tmp_path / "page.html").exists()
 
 
+@pytest.mark.parametrize(
+    ("command", "flag", "worker"),
+    [
+        (["report", "run", "--rounds", "0"], "--out", "groupclip.cli.compared.compared"),
+        (["plan", "--model", "vit-micro", "--batch", "8", "--groups", "2"], "--plot", "groupclip.cli.memory.example_of"),
+        (["plan", "--model", "vit-micro", "--batch", "8", "--groups", "2"], "--partition", "groupclip.cli.memory.example_of"),
+        (["bound", "--groups", "1", "--steps", "10"], "--plot", "groupclip.theory.dp_sgd"),
+    ],
+)
+def test_where_nothing_can_be_written_is_told_before_the_work(command, flag, worker, tmp_path, monkeypatch, capsys):
+    def works(*_, **__):
+        raise AssertionError("it was begun")
+
+    monkeypatch.setattr(worker, works)
+    (tmp_path / "folder.png").mkdir()
+    for name, told in (("no/page.png", "there is no folder"), ("folder.png", "is a")):
+        assert run([*command, flag, str(tmp_path / name)]) == 2
+        assert told in " ".join(capsys.readouterr().err.split())
+    with pytest.raises(AssertionError, match="it was begun"):  # the twin: to a file that can be, it works
+        run([*command, flag, str(tmp_path / "page.png")])
+
+
 def test_wrong_arguments_are_told_and_nothing_is_written(runs, tmp_path, capsys):
     assert run(["report", str(tmp_path / "none"), "--out", str(tmp_path / "page.html")]) == 2
     assert "there is no folder" in capsys.readouterr().err

@@ -7,6 +7,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import click
@@ -38,6 +39,20 @@ def arguments_at_fault() -> Iterator[None]:
 def print_json(facts: Mapping[str, Any]) -> None:
     """Print one JSON object on standard output."""
     click.echo(json.dumps(facts, indent=2, allow_nan=False))
+
+
+def check_output(flag: str, path: Path | None, *, figure: bool = False) -> None:
+    """Check, before any work is done, that the file of an option can be written. ValueError otherwise. ``figure``: it is a plot."""
+    if path is None:
+        return
+    if figure and path.suffix.lower() not in (".png", ".svg"):
+        raise ValueError(f"{flag} {path}: a figure is saved as .png or .svg")
+    if path.is_dir():
+        raise ValueError(f"{flag} {path} is a folder: name a file")
+    if not path.absolute().parent.is_dir():
+        raise ValueError(f"{flag} {path}: there is no folder {path.parent}; make it first")
+    if not os.access(path.absolute().parent, os.W_OK):
+        raise ValueError(f"{flag} {path}: nothing can be written to {path.parent}; name another folder")
 
 
 def parse_thresholds(text: str | None) -> float | list[float] | dict[str, float] | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from .arguments import arguments_at_fault, print_json
+from .arguments import arguments_at_fault, check_output, print_json
 
 
 @click.command(short_help="Compute the paper's Theorem 1 for groups and steps.")
@@ -63,8 +63,7 @@ def bound(
     with arguments_at_fault():
         from ..theory import Setting, sgd, sgd_from_squares
 
-        if plot is not None and plot.suffix.lower() not in (".png", ".svg"):
-            raise ValueError(f"--plot {plot}: a figure is saved as .png or .svg")
+        check_output("--plot", plot, figure=True)
         if sample_rate is not None and not 0 < sample_rate <= 1:
             raise ValueError(f"--sample-rate {sample_rate:g} must be in (0, 1]")
         groups, steps = _whole_numbers("--groups", groups_text), _whole_numbers("--steps", steps_text)

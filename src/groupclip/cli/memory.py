@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from .arguments import arguments_at_fault, print_json
+from .arguments import arguments_at_fault, check_output, print_json
 
 _VOCABULARY = 30_522
 
@@ -91,8 +91,8 @@ def plan(
         from ..memory.plan import over_ranks
         from ..memory.plan import plan as find
 
-        if plot is not None and plot.suffix.lower() not in (".png", ".svg"):
-            raise ValueError(f"--plot {plot}: a figure is saved as .png or .svg")
+        check_output("--plot", plot, figure=True)
+        check_output("--partition", out)
         if samples is None and memory is None:
             raise ValueError("give --batch, the physical batch, or --memory, to find the largest batch that fits")
         if samples is not None and memory is None and groups is None:

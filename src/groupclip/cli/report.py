@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ..durable import write_atomically
-from .arguments import arguments_at_fault, print_json
+from .arguments import arguments_at_fault, check_output, print_json
 
 
 @click.command(short_help="Compare runs on one page.")
@@ -29,6 +29,7 @@ def report(runs: tuple[Path, ...], out: Path, rounds: int, as_json: bool) -> Non
       groupclip report runs/all-layer runs/uniform-4 runs/layer-wise --out comparison.html
     """
     with arguments_at_fault():
+        check_output("--out", out)
         import torch
 
         from ..run.environment import environment
@@ -37,8 +38,6 @@ def report(runs: tuple[Path, ...], out: Path, rounds: int, as_json: bool) -> Non
 
         found = compared(runs, rounds)
         page = comparison(found, environment(torch.device("cpu")))
-        if not out.absolute().parent.is_dir():
-            raise ValueError(f"--out {out}: there is no folder {out.parent}; make it first")
         write_atomically(out, page)
     if as_json:
         print_json({"page": str(out), "runs": [_facts(run) for run in found]})
