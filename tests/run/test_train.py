@@ -9,9 +9,10 @@ import torch
 from safetensors.torch import load_file
 
 from groupclip.models import build_model
-from groupclip.run import read_yaml, start
+from groupclip.privacy.budget import Budget
+from groupclip.run import read_yaml, resume, start
 from groupclip.tasks import load_task
-from small_runs import REQUEST, STEPS
+from small_runs import REQUEST, STEPS, contents, stopped_run
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +106,24 @@ def test_a_run_that_diverges_is_a_run_all_the_same(tmp_path):
     outcome = start(request, tmp_path / "diverged").train()
     assert [row["step"] for row in rows_of(outcome)] == [1, 2, 3]
     assert "public_loss" not in rows_of(outcome)[-1]
+
+
+def test_a_run_that_cannot_be_made_gives_up_its_folder_and_its_budget(tmp_path, monkeypatch):
+    def fails(*_):
+        raise RuntimeError("no loop")
+
+    out, budget = tmp_path / "run", Budget(tmp_path / "budget", epsilon=9.0, delta=1e-5)
+    with monkeypatch.context() as broken, pytest.raises(RuntimeError, match="no loop"):
+        broken.setattr("groupclip.run.train.Loop", fails)
+        start({**REQUEST, "budget": str(budget.path)}, out)
+    assert not contents(out) and not budget.entries[0].is_open
+    stopped_run(out, 3)  # the folder isn't held
+    before = contents(out)
+    with monkeypatch.context() as broken, pytest.raises(RuntimeError, match="no loop"):
+        broken.setattr("groupclip.run.train.Loop", fails)
+        resume(out)
+    assert contents(out) == before
+    assert resume(out).train().steps == STEPS
 
 
 @pytest.mark.one_in(3)

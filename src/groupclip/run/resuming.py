@@ -73,11 +73,14 @@ def resume(
                 with said_plainly("writing run.yaml", f"go on with: {folder.resume_command()}"):
                     write_atomically(folder.config, to_yaml(found.config, HEADING))
 
+        run = together.all(
+            lambda: Run(found.config, found.task, trainer, folder, progress, checkpoint_seconds, workers), GOING_ON
+        )
         together.first(write, GOING_ON)
     except BaseException:
         folder.close()
         raise
-    return Run(found.config, found.task, trainer, folder, progress, checkpoint_seconds, workers)
+    return run
 
 
 @dataclass(frozen=True, eq=False)

@@ -113,16 +113,18 @@ def start(
     except BaseException:
         give_back(trainer.reservation)
         raise
-    run = Run(config, task, trainer, folder, Progress(), checkpoint_seconds, workers)
 
-    def begin() -> None:
+    def begin(run: Run) -> None:
         with said_plainly("beginning the run", "start it again"):
             write_atomically(folder.config, to_yaml(config, HEADING))
             Journal(folder.journal, charged=0).close()  # before there is a checkpoint to go on from
             run.loop.write_checkpoint()
 
     try:
-        together.first(begin, BEGINNING)
+        run = together.all(
+            lambda: Run(config, task, trainer, folder, Progress(), checkpoint_seconds, workers), BEGINNING
+        )
+        together.first(lambda: begin(run), BEGINNING)
     except BaseException:
         if together.keeps:
             folder.config.unlink(missing_ok=True)
