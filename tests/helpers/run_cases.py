@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import matplotlib.figure  # noqa: F401 (what runs import later: here once, for all ranks)
+import sklearn.datasets  # noqa: F401
 import torch
 
 from ddp_cases import refusal

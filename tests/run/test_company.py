@@ -13,7 +13,7 @@ from groupclip.run.journal import read_journal
 from one_process import results
 from small_runs import REQUEST, STEPS
 
-SIZES = (3, 2)
+CASES = tuple(name for name in vars(cases) if name.startswith("case_"))
 
 
 @pytest.fixture(scope="module")
@@ -21,13 +21,32 @@ def folder(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("company")
 
 
+def found_by(size: int, folder: Path, names: tuple[str, ...] = CASES):
+    (folder / str(size)).mkdir()
+    return ranks.run(size, "run_cases", folder / str(size), names, patience=120)
+
+
 @pytest.fixture(scope="module")
 def those(folder):
-    found = {}
-    for size in SIZES:
-        (folder / str(size)).mkdir()
-        found[size] = ranks.run(size, "run_cases", folder / str(size), patience=120)
-    return found
+    """Three processes, and two that go on with a run of theirs."""
+    return {3: found_by(3, folder), 2: found_by(2, folder, ("case_stopped",))}
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("two")
+    return folder, {2: found_by(2, folder)}
+
+
+@pytest.fixture(params=[3, pytest.param(2, marks=pytest.mark.slow)])
+def size(request):
+    return request.param
+
+
+@pytest.fixture
+def told(request, size, folder, those):
+    """The folder of so many processes, and what they found."""
+    return (folder, those) if size == 3 else request.getfixturevalue("two")
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +58,10 @@ def privacy_in(out):
     return json.loads((out / "release" / "privacy.json").read_text())
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_one_run_one_folder_one_record(those, folder, alone, size):
-    first, *others = results(those, size, "case_whole")
+def test_one_run_one_folder_one_record(told, alone, size):
+    folder, found = told
     out = folder / str(size) / "whole"
+    first, *others = results(found, size, "case_whole")
     assert (first["steps"], first["updates"], first["epsilon"]) == (STEPS, STEPS, alone.epsilon)
     assert first["test_accuracy"] is not None
     assert privacy_in(out) == privacy_in(alone.out)
@@ -65,32 +84,28 @@ def test_stopped_on_3_it_goes_on_on_2_and_on_1_to_the_same_ledger(those, folder,
     assert privacy_in(outcome.out) == privacy_in(alone.out)
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_all_begin_at_the_first_ones_pretrained_weights(those, size):
-    first, *others = results(those, size, "case_pretrained")
+def test_all_begin_at_the_first_ones_pretrained_weights(told, size):
+    first, *others = results(told[1], size, "case_pretrained")
     assert first["moved"] and all(torch.equal(other["weights"], first["weights"]) for other in others)
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_nobody_else_gets_into_the_folder(those, size):
-    first, *others = results(those, size, "case_locked")
+def test_nobody_else_gets_into_the_folder(told, size):
+    first, *others = results(told[1], size, "case_locked")
     (said,) = first["said"]
     assert "another process is training" in said and ".lock" not in first["after"]
     assert all(other["said"] == [] for other in others)  # rows are told where they are kept
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_what_one_is_refused_all_are(those, size):
-    for rank, found in enumerate(results(those, size, "case_refused")):
+def test_what_one_is_refused_all_are(told, size):
+    for rank, found in enumerate(results(told[1], size, "case_refused")):
         assert "don't agree on the settings" in found["settings"]
         assert ("nowhere.csv" in found["data"]) and (found["data"].startswith("PrivacyViolation: rank 1") is (rank != 1))
         assert "isn't empty" in found["used"] and "there is no folder" in found["nothing"]
         assert not {"a", "b", "c"} & set(found["left"])
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_a_part_that_cannot_be_read_ends_the_run_in_all_and_costs_one_step(those, size):
-    for rank, found in enumerate(results(those, size, "case_unreadable")):
+def test_a_part_that_cannot_be_read_ends_the_run_in_all_and_costs_one_step(told, size):
+    for rank, found in enumerate(results(told[1], size, "case_unreadable")):
         assert f"step {found['failed']} failed" in found["said"] and "the disk is gone" in found["said"]
         assert ("rank 1 refused" in found["said"]) is (rank != 1)
         assert found["failed"] > 1 and found["updates"] == found["failed"] - 1
@@ -98,17 +113,15 @@ def test_a_part_that_cannot_be_read_ends_the_run_in_all_and_costs_one_step(those
         assert (found["again"]["steps"], found["again"]["updates"]) == (STEPS, STEPS - 1)
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_a_step_that_cannot_be_charged_is_taken_by_nobody(those, size):
-    for rank, found in enumerate(results(those, size, "case_full_disk")):
+def test_a_step_that_cannot_be_charged_is_taken_by_nobody(told, size):
+    for rank, found in enumerate(results(told[1], size, "case_full_disk")):
         assert ("step 3 failed: rank 0 refused charging a step" in found["said"]) is (rank != 0)
         assert "no space left on the disk" in found["said"] and found["steps"] == 2
         assert found["again"]["steps"] == STEPS
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_a_budget_is_charged_once_for_all(those, size):
-    for rank, found in enumerate(results(those, size, "case_on_a_budget")):
+def test_a_budget_is_charged_once_for_all(told, size):
+    for rank, found in enumerate(results(told[1], size, "case_on_a_budget")):
         assert found.pop("entries") == (1 if rank == 0 else None)  # of the record of the rank that charges it
         assert found == {"half": [(2, STEPS, True)], "whole": [(STEPS, False)]}
 
