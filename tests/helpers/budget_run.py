@@ -1,8 +1,11 @@
 """Run by the tests as a process: trains on a budget, and may get SIGKILL when the row of a step is told.
 
-python budget_run.py OUT BUDGET [STEP AT WHICH IT KILLS ITSELF]
+python budget_run.py [STEP AT WHICH IT KILLS ITSELF]
+
+Each line that it reads, the JSON of [OUT, BUDGET], is a run. It answers "trained" or "refused", and "ready" before the first.
 """
 
+import json
 import os
 import signal
 import sys
@@ -17,13 +20,13 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-out, budget = Path(sys.argv[1]), sys.argv[2]
 print("ready", flush=True)
-sys.stdin.readline()
-try:
-    run = start({**REQUEST, "budget": budget}, out, checkpoint_seconds=SELDOM)
-except BudgetExceeded:
-    print("refused", flush=True)
-else:
-    run.train(At(int(sys.argv[3]), die) if len(sys.argv) > 3 else Nobody())
-    print("trained", flush=True)
+for line in sys.stdin:
+    out, budget = json.loads(line)
+    try:
+        run = start({**REQUEST, "budget": budget}, Path(out), checkpoint_seconds=SELDOM)
+    except BudgetExceeded:
+        print("refused", flush=True)
+    else:
+        run.train(At(int(sys.argv[1]), die) if len(sys.argv) > 1 else Nobody())
+        print("trained", flush=True)

@@ -410,14 +410,21 @@ EDITS = {
 }
 
 
-@pytest.mark.parametrize("edit", EDITS)
-def test_an_edited_line_is_refused_and_named(path, edit):
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> list[str]:
+    """The lines of a budget."""
+    path = tmp_path_factory.mktemp("budgets") / "written.budget"
     made = budget(path)
     made.add(OTHER)
     reservation = made.reserve(PLAN)
     made.add_search(OTHER, mean_runs=3)
     reservation.charge("groupclip")
-    lines = path.read_text().splitlines()
+    return path.read_text().splitlines()
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_an_edited_line_is_refused_and_named(path, edit, written):
+    lines = list(written)
     edited = EDITS[edit](lines)
     number = next(n for n, line in enumerate(edited, 1) if lines[n - 1 : n] != [line])
     if edit == "an open guarantee":

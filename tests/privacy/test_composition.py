@@ -55,9 +55,9 @@ def convolved(one: tuple[int, np.ndarray], other: tuple[int, np.ndarray]) -> tup
     return low + int(kept[0]), masses[kept[0] : kept[-1] + 1]
 
 
-def delta_below(parts: Sequence[Part], given: Sequence[float], epsilon: float) -> float:
-    """Return delta(epsilon) from below of all steps, and of randomised responses of pure ``given`` epsilons."""
-    worst = 0.0
+def losses_below(parts: Sequence[Part], given: Sequence[float]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Privacy losses, rounded down, and their masses: of all steps, and of randomised responses of pure ``given`` epsilons."""
+    found = []
     for adding in (False, True):
         total = (0, np.ones(1))
         for q, sigma, steps in parts:
@@ -67,16 +67,17 @@ def delta_below(parts: Sequence[Part], given: Sequence[float], epsilon: float) -
         for pure in given:
             says = math.exp(pure) / (1 + math.exp(pure))
             total = convolved(total, dense({math.floor(pure / GRID): says, math.floor(-pure / GRID): 1 - says}))
-        at = (total[0] + np.arange(len(total[1]))) * GRID
-        worst = max(worst, float((total[1] * -np.expm1(np.minimum(epsilon - at, 0.0))).sum()))
-    return worst
+        found.append(((total[0] + np.arange(len(total[1]))) * GRID, total[1]))
+    return found
 
 
 def epsilon_below(parts: Sequence[Part], given: Sequence[float], delta: float) -> float:
-    low, high = 0.0, 60.0
+    """Return the epsilon at which delta, from below, is ``delta``: in both directions, the larger."""
+    low, high, laws = 0.0, 60.0, losses_below(parts, given)
     for _ in range(24):
         middle = (low + high) / 2
-        low, high = (middle, high) if delta_below(parts, given, middle) > delta else (low, middle)
+        below = max(float((masses * -np.expm1(np.minimum(middle - at, 0.0))).sum()) for at, masses in laws)
+        low, high = (middle, high) if below > delta else (low, middle)
     return low
 
 

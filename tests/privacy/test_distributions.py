@@ -3,6 +3,7 @@
 Each check has a twin: the figure of one sample, or another plausible mistake, that the check must reject.
 """
 
+import functools
 import itertools
 import math
 
@@ -39,21 +40,27 @@ def masses(shares: list[float], sigma: float, sign: int, xs: np.ndarray) -> np.n
     return total
 
 
-def convolved_delta(q: float, sigma: float, samples: int, steps: int, epsilon: float, adjacency: str) -> float:
-    """delta(epsilon) from below, of the pair in which every gradient points the same way: losses rounded down to a grid."""
+@functools.lru_cache(maxsize=1)  # for several epsilons in turn
+def convolved_losses(q: float, sigma: float, samples: int, steps: int, adjacency: str) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Privacy losses and masses of the pair in which every gradient points the same way: losses rounded down to a grid."""
     shares = [math.comb(samples, j) * q**j * (1 - q) ** (samples - j) for j in range(samples + 1)]
     xs = np.linspace(-12 * sigma - samples, 12 * sigma + samples, 40_001)
     up, down, still = (masses(law, sigma, sign, xs) for law, sign in ((shares, 1), (shares, -1), ([1.0], 1)))
-    grid, worst = 5e-4, 0.0
+    grid, found = 5e-4, []
     for over, under in [(up, down)] if adjacency == "replace-one" else [(up, still), (still, up)]:
         kept = (over > 1e-300) & (under > 1e-300)
         loss = np.floor(np.log(over[kept] / under[kept]) / grid).astype(int)
         one, many = np.bincount(loss - loss.min(), weights=over[kept]), np.ones(1)
         for _ in range(steps):
             many = np.maximum(fftconvolve(many, one), 0.0)
-        losses = (np.arange(len(many)) + steps * loss.min()) * grid
-        worst = max(worst, float((many * -np.expm1(np.minimum(epsilon - losses, 0.0))).sum()))
-    return worst
+        found.append(((np.arange(len(many)) + steps * loss.min()) * grid, many))
+    return found
+
+
+def convolved_delta(q: float, sigma: float, samples: int, steps: int, epsilon: float, adjacency: str) -> float:
+    """delta(epsilon) from below: in both directions, the larger."""
+    laws = convolved_losses(q, sigma, samples, steps, adjacency)
+    return max(float((masses * -np.expm1(np.minimum(epsilon - losses, 0.0))).sum()) for losses, masses in laws)
 
 
 FEW = [(0.1, 1.0, 2, 1), (0.1, 1.0, 4, 3), (0.3, 2.0, 3, 4), (0.01, 0.8, 8, 2), (0.7, 3.0, 2, 5)]

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -109,36 +110,55 @@ def test_a_run_that_stops_keeps_its_steps_and_goes_on(tmp_path: Path, budget: gc
     assert (outcome.steps, outcome.updates) == (STEPS, STEPS) and entry_of(budget) == (STEPS, STEPS, False)
 
 
-def process(*arguments: object) -> subprocess.Popen[str]:
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    return subprocess.Popen([sys.executable, PROCESS, *map(str, arguments)], **pipes)
+class Process:
+    """Another process, whose runs draw on budgets."""
+
+    def __init__(self, *arguments: object) -> None:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen([sys.executable, PROCESS, *map(str, arguments)], **pipes)
+
+    def answer(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def run(self, out: Path, budget: gc.Budget) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps([str(out), str(budget.path)]) + "\n")
+        self.process.stdin.flush()
+
+
+@pytest.fixture(scope="module")
+def both() -> Iterator[tuple[Process, Process]]:
+    """Two processes that have begun: starting one takes seconds."""
+    found = Process(), Process()
+    assert [each.answer() for each in found] == ["ready", "ready"]
+    yield found
+    for each in found:
+        each.process.communicate()
 
 
 def test_kill_9_loses_no_charge(tmp_path: Path, budget: gc.Budget) -> None:
-    killed = process(tmp_path / "run", budget.path, 5)
-    killed.communicate("go\n")
-    assert killed.returncode == -signal.SIGKILL and entry_of(budget) == (5, STEPS, True)
+    killed = Process(5)
+    killed.run(tmp_path / "run", budget)
+    killed.process.communicate()
+    assert killed.process.returncode == -signal.SIGKILL and entry_of(budget) == (5, STEPS, True)
     run = resume(tmp_path / "run")
     assert run.loop.ledger.steps == 5
     outcome = run.train()
     assert (outcome.steps, outcome.updates) == (STEPS, STEPS - 5) and entry_of(budget) == (STEPS, STEPS, False)
 
 
-def test_of_two_processes_one_gets_the_last_of_a_budget(tmp_path: Path, budget: gc.Budget) -> None:
-    both = [process(tmp_path / name, budget.path) for name in ("one", "other")]
-    assert [each.stdout.readline() for each in both if each.stdout] == ["ready\n"] * 2
-    told = [each.communicate("go\n")[0].strip() for each in both]
-    assert sorted(told) == ["refused", "trained"] and entry_of(budget) == (STEPS, STEPS, False)
+def test_of_two_processes_one_gets_the_last_of_a_budget(tmp_path: Path, budget: gc.Budget, both: tuple[Process, Process]) -> None:
+    for each, name in zip(both, ("one", "other"), strict=True):
+        each.run(tmp_path / name, budget)
+    assert sorted(each.answer() for each in both) == ["refused", "trained"] and entry_of(budget) == (STEPS, STEPS, False)
 
 
-def test_two_processes_are_one_figure(tmp_path: Path) -> None:
+def test_two_processes_are_one_figure(tmp_path: Path, both: tuple[Process, Process]) -> None:
     budget = gc.Budget(tmp_path / "wide.budget", epsilon=6.0, delta=1e-5)
-    both = [process(tmp_path / name, budget.path) for name in ("one", "other")]
-    for each in both:
-        assert each.stdin is not None
-        each.stdin.write("go\n")
-        each.stdin.flush()
-    assert [each.communicate()[0].split() for each in both] == [["ready", "trained"]] * 2
+    for each, name in zip(both, ("one", "other"), strict=True):
+        each.run(tmp_path / name, budget)
+    assert [each.answer() for each in both] == ["trained", "trained"]
     plans = [entry.mechanism for entry in budget.entries]
     assert plans[0] == plans[1] and plans[0] is not None
     twice = gc.Mechanism.from_dict({**plans[0].to_dict(), "steps": 2 * STEPS})
