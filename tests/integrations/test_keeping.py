@@ -16,6 +16,7 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
 import groupclip as gc  # noqa: E402
+from groupclip.integrations.keeping import go_on_from, open_journal  # noqa: E402
 from groupclip.integrations.transformers import PrivateTrainer  # noqa: E402
 from groupclip.noise import InsecureNoise  # noqa: E402
 from trainers import KEY, Work, plan, settings, weights, work  # noqa: E402
@@ -131,6 +132,37 @@ def test_going_on_without_the_checkpoint_counts_what_was_left_out(tmp_path: Path
     assert trainer.engine.ledger.steps == 3  # one that failed, and two
     with pytest.raises(gc.PrivacyViolation):  # a batch was left out, and which one may depend on what is in it
         trainer.engine.epsilon(delta=1e-5)
+
+
+def test_noise_begun_anew_inside_a_process_is_counted_after_a_crash(tmp_path: Path) -> None:
+    """The model gets another type after 3 steps of 4 bands. Killed after the 4th: 2 rounds, and not the 1 of 4 in a row."""
+    banded = gc.Mechanism(
+        dataset_size=40, expected_batch_size=8, steps=8, noise_multiplier=3.0, adjacency="zero-out", bands=4
+    )
+    data = torch.utils.data.TensorDataset(torch.randn(40, 3, generator=torch.Generator().manual_seed(0)))
+
+    def attached() -> tuple[nn.Module, Any, gc.Engine]:
+        model = nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return model, optimizer, gc.attach(model, optimizer, "all-layer", banded)
+
+    model, optimizer, engine = attached()
+    journal, saved, batches = open_journal(tmp_path, engine), engine.state_dict(), iter(gc.poisson_batches(data, banded))
+    for step in range(4):
+        if step == 3:
+            model.double()
+        journal.charge()
+        for (x,) in next(batches):
+            engine.backward(model(x.to(model.weight.dtype)).square().sum(1))
+        optimizer.step()
+        optimizer.zero_grad()
+    assert engine.ledger is not None and engine.ledger.rounds == 2
+    journal.close()
+    again = attached()[2]
+    go_on_from(again, saved, tmp_path, "the beginning")
+    assert again.ledger is not None
+    assert (again.ledger.steps, again.ledger.rounds) == (4, 2)
+    assert again.epsilon(delta=1e-5) == engine.epsilon(delta=1e-5) > banded.epsilon(delta=1e-5, steps=4)
 
 
 def test_a_checkpoint_without_a_ledger_is_refused(tmp_path: Path) -> None:

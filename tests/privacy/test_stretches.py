@@ -60,6 +60,25 @@ def test_the_ledger_composes_two_factorised_runs():
     assert "steps in one go: 1" in ledger.spent(delta=1e-5).note
 
 
+def test_a_beginning_is_told_before_its_step_is_counted():
+    heard = []
+    ledger = Ledger(PLAN)
+    ledger.tell_beginnings(lambda begun: heard.append((ledger.steps, begun)))
+    for anew in (True, False, True):
+        ledger.record("groupclip", anew=anew)
+    assert heard == [(0, (0,)), (2, (0, 2))]
+
+    def full(begun):
+        raise OSError("no space left")
+
+    ledger.tell_beginnings(full)
+    with pytest.raises(OSError, match="no space left"):
+        ledger.record("groupclip", anew=True)
+    assert (ledger.steps, ledger.rounds) == (3, 2)
+    ledger.record("groupclip", anew=False)
+    assert (ledger.steps, ledger.rounds) == (4, 2)
+
+
 def test_a_saved_ledger_keeps_its_stretches():
     saved = json.loads(json.dumps(ledger_with(True, False, True).state_dict()))
     again = Ledger(PLAN)

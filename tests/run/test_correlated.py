@@ -4,11 +4,12 @@ import json
 from typing import Any
 
 import pytest
+import torch
 
 from groupclip.errors import PrivacyViolation
 from groupclip.privacy.mechanism import Mechanism
-from groupclip.run import Beginning, ConfigError, Nobody, RunInterrupted, resume, start
-from groupclip.run.journal import read_begun, read_journal
+from groupclip.run import Beginning, ConfigError, Nobody, RunFailed, RunInterrupted, resume, start
+from groupclip.run.journal import Journal, read_begun, read_journal
 from groupclip.statement.verified import differences
 from small_runs import REQUEST, SELDOM, At, StopAfter
 
@@ -137,6 +138,45 @@ def test_a_journal_that_was_edited_is_refused(tmp_path, begun):
         read_begun(path)
     path.write_text('{"charged": 3, "begun": [0, 3]}\n{"charged": 4}\n')
     assert (read_journal(path), read_begun(path)) == (4, (0, 3))
+
+
+def test_a_beginning_inside_a_process_is_in_the_journal(tmp_path):
+    """Beside the line of its step, and before the step is taken; a step that is begun anew twice is one."""
+    path = tmp_path / "ledger.jsonl"
+    journal = Journal(path, 3, (0, 3))
+    journal.charge()
+    journal.begin((0, 3))  # is known
+    journal.charge()
+    journal.begin((0, 3, 4))
+    journal.begin((0, 3, 4))
+    journal.charge()
+    journal.close()
+    assert len(path.read_text().splitlines()) == 5
+    assert (read_journal(path), read_begun(path)) == (6, (0, 3, 4))
+    for wrong in ('{"charged": 5}', '{"charged": 8}', '{"charged": 8, "begun": [0]}', '{"charged": 7, "begun": [0]}'):
+        with pytest.raises(PrivacyViolation, match="damaged"):
+            read_journal(_with(path, wrong))
+    with pytest.raises(PrivacyViolation, match="damaged"):
+        read_begun(_with(path, '{"charged": 6, "begun": 5}'))
+
+
+def _with(path, line):
+    changed = path.with_name("changed.jsonl")
+    changed.write_text(path.read_text() + line + "\n")
+    return changed
+
+
+def test_noise_that_would_begin_anew_inside_a_run_ends_it_before_the_step(tmp_path):
+    """A parameter that got another type costs a round that epsilon has no room for: 3 and 5 steps of 4 bands are 3 rounds, of 2."""
+    out = tmp_path / "run"
+    run = start({**BANDED, "optimizer": "sgd"}, out, checkpoint_seconds=SELDOM)
+    head = next(m for m in run.model.modules() if isinstance(m, torch.nn.Linear))
+    head.register_forward_pre_hook(lambda module, given: (given[0].to(module.weight.dtype),))
+    with pytest.raises(RunFailed, match="step 4 failed: correlated noise would be begun anew at step 4, inside the run"):
+        run.train(At(3, lambda: run.model.double() and None))
+    assert run.loop.ledger.steps == 3 and [row["step"] for row in rows(out)] == [1, 2, 3]
+    record = told(resume(out).train())
+    assert record["rounds"] == 2 and record["epsilon"] <= 3.0 and differences(record) == []
 
 
 def test_auto_is_resolved_once(tmp_path, monkeypatch):

@@ -58,6 +58,9 @@ def open_journal(output: Path, engine: Engine) -> Journal:
     assert engine.ledger is not None
     path = journal_of(output, str(engine.state_dict()["training"]))
     path.parent.mkdir(parents=True, exist_ok=True)
+    engine.ledger.tell_beginnings(None)  # those that come now are in the journal from its first line on
     while path.is_file() and engine.ledger.steps < read_journal(path):
         engine.ledger.record("groupclip", anew=True)
-    return Journal(path, engine.ledger.steps, engine.ledger.begun_next)
+    journal = Journal(path, engine.ledger.steps, engine.ledger.begun_next)
+    engine.ledger.tell_beginnings(journal.begin)
+    return journal

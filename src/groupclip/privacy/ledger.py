@@ -1,6 +1,6 @@
 """What has been released: one event per optimizer step, and whose sampling made its batch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from groupclip.errors import BudgetExceeded, PrivacyViolation
@@ -51,6 +51,11 @@ class Ledger:
         self._begun: tuple[int, ...] = ()  # with correlated noise: steps counted when its noise was begun, and begun anew
         self._void = ""
         self._reservation: Charged | None = None
+        self._hear: Callable[[tuple[int, ...]], object] | None = None
+
+    def tell_beginnings(self, hear: Callable[[tuple[int, ...]], object] | None) -> None:
+        """Call ``hear`` with where correlated noise was begun, before a step is counted that begins it. If that raises, none is."""
+        self._hear = hear
 
     def draw_on(self, reservation: Charged) -> None:
         """Charge every step to a budget from now on, before it is counted here. Steps of earlier rounds count."""
@@ -140,6 +145,8 @@ class Ledger:
             raise ValueError(f"sampling={sampling!r} must be one of {', '.join(SAMPLERS)}")
         self.check()
         begun = begun_at(self._begun, self.steps, self.mechanism.band_count, anew=anew)
+        if self._hear is not None and begun != self._begun:
+            self._hear(begun)
         if self._reservation is not None:
             charged = self._reservation.charge(sampling, anew=anew)
             if self.lasts and charged != self.steps + 1:

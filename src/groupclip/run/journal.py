@@ -14,6 +14,9 @@ of the data, on fresh batches with fresh noise, and they'd have to be paid for a
 left the process all the same. A copy of the whole folder, rows included, knows nothing of later steps: whoever
 goes on from one has to count both runs, unless the run draws on a budget, which knows of all.)
 
+Where correlated noise was begun is kept too, in the line of the step at which it is begun or beside it: such a step may cost a
+round of its own, also inside one process (a parameter got another type).
+
 So the count is never too low (a step that was charged and killed before its noise was drawn counts as well),
 a run that is killed ends at the very ledger that it would have reached undisturbed, namely the plan, only
 with fewer updates in its weights; and one that was stopped cleanly (Ctrl-C writes a checkpoint) loses
@@ -41,7 +44,7 @@ class Journal:
     def __init__(self, path: Path, charged: int, begun: Sequence[int] = ()) -> None:
         write_atomically(path, _line(charged, begun) + "\n", SECRET)
         self._lines = Lines(path, mode=SECRET, durable=True)
-        self.charged = charged
+        self.charged, self._begun = charged, tuple(begun)
 
     def charge(self) -> int:
         """Charge one more step, durably, and return its number, from 1. After an error: don't take it.
@@ -51,14 +54,26 @@ class Journal:
             RunFailed: the journal was deleted or replaced meanwhile, so that whoever goes on wouldn't count this step.
         """
         self.charged += 1
-        self._lines.append(_line(self.charged))
+        self._keep(_line(self.charged))
+        return self.charged
+
+    def begin(self, begun: Sequence[int]) -> None:
+        """Keep, durably, where correlated noise was begun, if that isn't known: before the charged step that begins it is taken.
+
+        Raises as :meth:`charge`.
+        """
+        if tuple(begun) != self._begun:
+            self._keep(_line(self.charged, begun))
+            self._begun = tuple(begun)
+
+    def _keep(self, line: str) -> None:
+        self._lines.append(line)
         if not self.in_place():
             raise RunFailed(
                 f"{self._lines.path} isn't the file any more that this run writes: it was deleted or replaced, or another "
                 f"process goes on with the run. Step {self.charged} wasn't taken, and no checkpoint was written. See that no "
                 "other process trains in this folder and that resume/ is complete, then go on with --resume"
             )
-        return self.charged
 
     def in_place(self) -> bool:
         """Return whether the file is still the one that a resumed run would read."""
@@ -83,8 +98,8 @@ def read_journal(path: Path) -> int:
     *whole, cut = path.read_bytes().split(b"\n")
     charged = None
     for line in whole or [b""]:  # there is a line from the beginning on
-        step = _step(line)
-        if step is None or (charged is not None and step != charged + 1):
+        step, begins = _step(line)
+        if step is None or (charged is not None and step != charged + (not begins)):
             raise PrivacyViolation(
                 f"{path} is damaged at the line {line[:80].decode(errors='replace')!r}: the steps of this run can't be counted. "
                 "Restore it, or start again in a new folder (and count both runs)"
@@ -97,19 +112,23 @@ def read_journal(path: Path) -> int:
 def read_begun(path: Path) -> tuple[int, ...]:
     """Return where correlated noise was begun, as the journal that :func:`read_journal` reads tells. PrivacyViolation as there."""
     read_journal(path)
-    begun = json.loads(path.read_bytes().partition(b"\n")[0]).get("begun", [])
-    if not isinstance(begun, list) or any(type(at) is not int for at in begun):
-        raise PrivacyViolation(f"{path} is damaged: where correlated noise was begun isn't known. Restore it, or start again")
-    return tuple(begun)
+    found: set[int] = set()
+    for line in path.read_bytes().split(b"\n")[:-1]:
+        begun = json.loads(line).get("begun", [])
+        if not isinstance(begun, list) or any(type(at) is not int for at in begun):
+            raise PrivacyViolation(f"{path} is damaged: where correlated noise was begun isn't known. Restore it, or start again")
+        found |= set(begun)
+    return tuple(sorted(found))
 
 
-def _step(line: bytes) -> int | None:
-    """Return the number that a line holds; None if it isn't one that :class:`Journal` writes."""
+def _step(line: bytes) -> tuple[int | None, bool]:
+    """Return the number that a line holds, None where :class:`Journal` writes no such line, and whether it tells of a beginning."""
     try:
-        step = json.loads(line)["charged"]
+        facts = json.loads(line)
+        step = facts["charged"]
     except (ValueError, KeyError, TypeError):
-        return None
-    return step if type(step) is int and step >= 0 else None
+        return None, False
+    return (step if type(step) is int and step >= 0 else None), "begun" in facts
 
 
 def _line(charged: int, begun: Sequence[int] = ()) -> str:

@@ -40,6 +40,15 @@ def ended(config: RunConfig, last: int) -> str:
     )
 
 
+def _refuse_anew(known: tuple[int, ...], begun: tuple[int, ...]) -> None:
+    """Raise PrivacyViolation if noise would be begun where the journal doesn't tell: that may lead past the plan's epsilon."""
+    if begun != known:
+        raise PrivacyViolation(
+            f"correlated noise would be begun anew at step {begun[-1] + 1}, inside the run, which costs a round that its epsilon "
+            "has no room for: a parameter got another type, shape or device since the step before. Leave the model as it is"
+        )
+
+
 @dataclass(frozen=True)
 class _Kept:
     """The files of a run that grow with every step."""
@@ -132,6 +141,7 @@ class Loop:
     def _open(self) -> _Kept:
         with said_plainly("opening the run's files", f"go on with: {self.folder.resume_command()}"):
             self._refuse_overtaken()
+            self.ledger.tell_beginnings(partial(_refuse_anew, self.ledger.begun_next))
             return _Kept(
                 Journal(self.folder.journal, self.ledger.steps, self.ledger.begun_next),
                 Lines(self.folder.metrics, mode=PUBLIC, durable=False),
