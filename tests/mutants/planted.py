@@ -1373,6 +1373,12 @@ CORRELATED = (
         ),
     ),
     mutant(
+        "noise begun anew inside a process isn't in its journal",
+        "a crash loses no round",
+        "tests/privacy/test_stretches.py",
+        ("privacy/ledger.py", "if self._hear is not None and begun != self._begun:", "if self._hear is not None and not begun:"),
+    ),
+    mutant(
         "correlated noise goes on across iterators",
         "a sample's steps are b apart",
         "tests/engine/test_factorised.py",
