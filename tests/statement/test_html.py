@@ -1,9 +1,11 @@
 """The report of a run: complete, in one file, and safe whatever names the groups have."""
 
 import functools
+import io
 import re
 
 import pytest
+from matplotlib.figure import Figure
 from torch import nn
 
 from groupclip import partition
@@ -11,7 +13,7 @@ from groupclip.run import RunConfig
 from groupclip.run.values import MODEL_OPTIONS
 from groupclip.statement.html import RunReport, _above_noise, html_report
 from groupclip.statement.names import plain_name
-from groupclip.statement.plots import COLOURS, accuracy, epsilon, noisy_norms, short_names
+from groupclip.statement.plots import COLOURS, accuracy, drawing, epsilon, noisy_norms, short_names, svg
 from groupclip.tasks import TaskOptions, load_task
 from pages import Tags, figures
 
@@ -34,6 +36,26 @@ def report(**changes):
         "environment": {"python": "3.11"},
     }  # fmt: skip
     return RunReport(**{**facts, **changes})
+
+
+def test_a_figure_is_drawn_once_and_is_what_matplotlib_saves():
+    def made(save):
+        with drawing(1, width=4.2) as (figure, (axes,)):
+            axes.plot([1, 2, 30], [0.1, 7.0, 90.0], label="a long name of a group", marker="o")
+            axes.set(title="Norms", xlabel="step", ylabel="norm", yscale="log")
+            axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
+            return save(figure)
+
+    def saved(figure):
+        file = io.StringIO()
+        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+        return file.getvalue()
+
+    draws, draw = [], Figure.draw
+    with pytest.MonkeyPatch.context() as counting:
+        counting.setattr(Figure, "draw", lambda figure, renderer: draws.append(draw(figure, renderer)))
+        assert made(svg) == made(saved)
+    assert len(draws) == 1 + 2
 
 
 @functools.cache

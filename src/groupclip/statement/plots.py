@@ -200,8 +200,14 @@ class drawing:
 
 
 def svg(figure: Figure) -> str:
-    file = io.StringIO()
-    figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+    """Return what ``figure.savefig`` writes, without its first drawing, which places what the layout has placed."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    file, canvas, layout = io.StringIO(), FigureCanvasSVG(figure), figure.get_layout_engine()
+    assert layout is not None
+    layout.execute(figure)
+    figure.set_layout_engine("none")
+    canvas.print_svg(file, metadata={"Date": None, "Creator": None})
     return file.getvalue()
 
 
