@@ -180,7 +180,10 @@ def uncollected() -> Iterator[None]:
         collector.enable()
 
 
-@pytest.mark.parametrize("name", LAYERS)
+SLOW = {f"{kind} packed, {way}" for kind in ("RNN", "GRU") for way in ("pack_sequence", "sorted", "sorted by the model")}  # as LSTM
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in LAYERS])
 def test_a_plan_of_every_kind_of_layer_holds_what_it_says(name: str) -> None:
     """One group, so that the order in which its layers close says nothing. Draws of dropout don't change what is held."""
     model, batch = LAYERS[name]
@@ -191,6 +194,7 @@ def test_a_plan_of_every_kind_of_layer_holds_what_it_says(name: str) -> None:
     assert all(type(p) is nn.Parameter and p.grad is None for p in model.parameters())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
 @pytest.mark.parametrize("way", ["sorted", "sorted by the model"])
 def test_sorted_sequences_are_planned_as_they_are_clipped(kind: type[nn.RNNBase], way: str) -> None:

@@ -14,6 +14,8 @@ from groupclip.run import ConfigError, RunFailed, RunInterrupted, resume, start
 from groupclip.run.journal import Journal, read_journal
 from small_runs import REQUEST, SELDOM, STEPS, At, StopAfter, contents, stopped_run
 
+pytestmark = pytest.mark.usefixtures("outlines")
+
 
 def steps_of(out: Path) -> list[int]:
     return [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()]

@@ -13,6 +13,8 @@ from groupclip.run.journal import Journal, read_begun, read_journal
 from groupclip.statement.verified import differences
 from small_runs import REQUEST, SELDOM, At, StopAfter
 
+pytestmark = pytest.mark.usefixtures("outlines")
+
 BANDED: dict[str, Any] = {**REQUEST, "bands": 4, "adjacency": "zero-out"}
 
 

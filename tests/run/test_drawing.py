@@ -24,6 +24,8 @@ from groupclip.run.journal import read_journal
 from groupclip.statement.verified import differences
 from small_runs import REQUEST, SELDOM, STEPS, At, StopAfter, contents
 
+pytestmark = pytest.mark.usefixtures("outlines")
+
 PROCESS = str(Path(__file__).parents[1] / "helpers" / "budget_run.py")
 
 

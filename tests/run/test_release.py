@@ -11,6 +11,8 @@ from groupclip.run.checkpoint import load
 from groupclip.statement import Told, questions
 from small_runs import REQUEST, SELDOM, STEPS, At, StopAfter
 
+pytestmark = pytest.mark.usefixtures("outlines")
+
 
 def weights_at_every_step(run):
     """Train, and keep the weights after each step."""

@@ -14,6 +14,8 @@ from groupclip.run import ConfigError, RunFailed, RunInterrupted, resume, start
 from groupclip.run.journal import Journal, read_journal
 from small_runs import REQUEST, SELDOM, STEPS, At, StopAfter, contents, stopped_run
 
+pytestmark = pytest.mark.usefixtures("outlines")
+
 KILLED = str(Path(__file__).parents[1] / "helpers" / "killed_run.py")
 
 

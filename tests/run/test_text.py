@@ -11,6 +11,8 @@ from groupclip.run.config import checked_request, task_options
 from groupclip.run.resolve import advised_reading, resolve
 from groupclip.tasks import load_task
 
+pytestmark = pytest.mark.usefixtures("outlines")
+
 COMMON = ["the", "a", "of", "it", "and", "to", "in", "is", "that", "with"]
 TELLING = {"good": ["wonderful", "touching", "brilliant", "fun"], "bad": ["dreadful", "tedious", "clumsy", "flat"]}
 
