@@ -405,7 +405,7 @@ def test_what_does_not_go_with_correlated_noise_is_refused_with_the_fix(monkeypa
     with pytest.raises(ValueError, match=r"bands='auto': how many.*calibrate"):
         list(gc.logical_batches(DATA, plan(bands="auto", sigma=None)))
     ranks = SimpleNamespace(rank=0, size=2, exchange=lambda told: [told, told])
-    monkeypatch.setattr("groupclip.engine.attach.ranks", lambda: ranks)
+    monkeypatch.setattr("groupclip.engine.attach.ranks", lambda even_one=False: ranks)
     with pytest.raises(UnsupportedOperation, match=r"bands=4 under several processes.*Train on one process, or plan with bands=1"):
         attached(small(), plan())
 
