@@ -69,7 +69,7 @@ def test_sums_and_steps_are_those_of_one_process(told_by_stages: Any, size: int,
 @pytest.mark.parametrize("run", cases.EVERY_KIND, ids=str)
 @pytest.mark.parametrize("size", SIZES)
 def test_every_kind_of_model(told_by_stages: Any, size: int, run: Run) -> None:
-    """Frozen parts, adapters, checkpoints without re-entry, derived parameters, different paths, and more than one tensor."""
+    """Frozen parts, adapters, checkpoints without re-entry, derived parameters, different paths; several tensors, out of order."""
     check(told_by_stages, size, "case_every_kind", run)
 
 
@@ -216,9 +216,20 @@ def test_every_stage_takes_all_of_one_draw(told_by_stages: Any, size: int) -> No
         assert "isn't this rank's part" in found["whole"] and "leave padded out" in found["padded"]
 
 
+def lost(case: str, folder: Path) -> list[Any]:
+    return [rank[case] for rank in ranks.run(2, "pipe_lost_cases", folder, (case,), patience=8)]
+
+
 def test_a_stage_that_fails_in_a_schedule_ends_the_step_for_all(tmp_path: Path) -> None:
-    first, last = [rank["case_reduced_loss"] for rank in ranks.run(2, "pipe_lost_cases", tmp_path, patience=8)]
+    first, last = lost("case_reduced_loss", tmp_path)
     assert "pass reduction='none' to the loss function" in last["pass"]
     assert "RuntimeError" in first["pass"]  # torch's own, after the group's timeout
     for found in (first, last):
         assert found["step"] and found["steps"] == 1 and not found["moved"]
+
+
+def test_outputs_that_do_not_fill_the_next_stages_memory_are_not_sent(tmp_path: Path) -> None:
+    first, last = lost("case_other_outputs", tmp_path)
+    assert "outputs are torch.bfloat16 (2, 4, 6), and the next stage receives torch.float32 (2, 4, 6)" in first["pass"]
+    assert "RuntimeError" in last["pass"]
+    assert all(found["step"] and found["steps"] == 1 for found in (first, last))

@@ -78,6 +78,19 @@ class Pair(nn.Sequential):
         return (h, keep) if h.dim() == 3 else h
 
 
+class Turned(nn.Sequential):
+    """Hands on what doesn't lie in order, and whole numbers that the next stage takes for an index."""
+
+    def forward(self, h: Tensor, marks: Tensor | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if marks is None:
+            marks = (h > 0).long()[..., :1]
+        else:
+            h = h.transpose(1, 2)
+        for part in self:
+            h = part(h * h.new_tensor([0.25, 1.0])[marks] if h.dim() == 3 else h)
+        return (h.transpose(1, 2), marks) if h.dim() == 3 else h
+
+
 class Keyed(nn.Sequential):
     """Takes, in every stage, which positions of a sample count."""
 
@@ -113,6 +126,7 @@ KINDS: dict[str, Callable[[], nn.Sequential]] = {
     "derived": lambda: _net(Derived),
     "paths": lambda: _net(ByPath),
     "pair": lambda: _net(Block, Pair),
+    "turned": lambda: _net(Block, Turned),
     "keyed": lambda: _net(Block, Keyed),
 }
 

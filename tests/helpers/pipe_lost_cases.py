@@ -1,4 +1,4 @@
-"""A stage that fails in the middle of a schedule: the case of ``test_pipeline.py`` that is run in a group of its own."""
+"""A stage that fails in the middle of a schedule: cases of ``test_pipeline.py``, each run in a group of its own."""
 
 from __future__ import annotations
 
@@ -26,3 +26,16 @@ def case_reduced_loss(rank: Rank) -> Any:
     with torch._C.DisableTorchFunctionSubclass():
         told["moved"] = any(not torch.equal(a, b) for a, b in zip(before, part.parameters(), strict=True))
     return told | {"steps": engine.ledger.steps}
+
+
+def case_other_outputs(rank: Rank) -> Any:
+    """The first stage sends half as many bytes, at the second batch: the rest of the memory would hold those of other samples."""
+    part, optimizer, engine, schedule, _ = pipe_cases.private(rank, Run(dtype=torch.float32), steps=2)
+    x, labels = data(torch.float32)[:4]
+    schedule.step(x, target=labels)
+    optimizer.step()
+    optimizer.zero_grad()
+    if rank.rank == 0:  # as autocast does, begun late
+        part.register_forward_hook(lambda *call: call[2].bfloat16())
+    told = {"pass": refusal(lambda: schedule.step(x, target=labels))}
+    return told | {"step": refusal(optimizer.step), "steps": engine.ledger.steps}

@@ -916,6 +916,12 @@ NOISE = (
         ),
     ),
     mutant(
+        "a stage sends less than the next one has memory for",
+        "no sample is in sight of another",
+        "tests/distributed/test_pipeline.py",
+        ("engine/passes.py", "            check_sent(found, self.stage._stage_meta.outputs)\n", "            pass\n"),
+    ),
+    mutant(
         "stages of a pipeline with other samples than each other",
         "no sample is in sight of another",
         "tests/distributed/test_pipeline.py",

@@ -111,3 +111,33 @@ def check_schedule(schedule: Any) -> None:
         raise UnsupportedOperation(
             f"the {name} has no loss_fn, so nothing is trained: give it one, on every rank, that returns one loss a sample"
         )
+
+
+def check_sent(outputs: Any, expected: tuple[Any, ...] | None) -> None:
+    """Check that a stage sends what the next one has memory for: torch fills it as it lies, and what is left of it is of others.
+
+    Args:
+        outputs: of the stage: a tensor, or several.
+        expected: shapes and dtypes, as torch found them when the schedule began.
+
+    Raises:
+        UnsupportedOperation: other tensors; says which.
+    """
+    sent = [_looks(t) for t in (outputs if isinstance(outputs, (tuple, list)) else (outputs,))]
+    awaited = [_looks(meta) for meta in expected or ()]
+    if sent != awaited:
+        raise UnsupportedOperation(
+            f"the stage's outputs are {_listed(sent)}, and the next stage receives {_listed(awaited)}, as the first ones were: "
+            "what doesn't fill its memory leaves numbers of other samples there. Let the stage return one shape and one dtype for "
+            "samples of one shape (no lengths that depend on the sample; autocast in every step or in none), and evaluate on as "
+            "many samples each time (n_microbatches * rows)"
+        )
+
+
+def _looks(value: Any) -> str:
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    return type(value).__name__ if shape is None else f"{dtype} {tuple(shape)}"
+
+
+def _listed(looks: list[str]) -> str:
+    return ", ".join(looks) or "nothing"

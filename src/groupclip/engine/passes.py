@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ..autograd.gate import Gate
 from ..autograd.slot import Slot
 from ..distributed.ranks import Ranks
+from ..distributed.stages import check_sent
 from ..errors import GroupClipError, UnsupportedOperation
 from .backward import BackwardPass
 from .checks import check_losses
@@ -131,7 +132,7 @@ class StagePasses:
         self._torchs["clear_runtime_states"]()
 
     def _shapes(self, *args: Any, **kwargs: Any) -> Any:
-        """Find out the shapes of outputs, by a pass that trains nothing, on numbers that mostly nobody chose."""
+        """Find out the shapes of outputs, by a pass that trains nothing, on zeros where another stage would send something."""
         with self._aside(), undone(self._model):
             return self._torchs["_prepare_forward_infra"](*args, **kwargs)
 
@@ -140,6 +141,18 @@ class StagePasses:
         total = None if loss_fn is None else lambda *a, **k: loss_fn(*a, **k).sum()
         with self._aside():
             return self._torchs["_prepare_backward_infra"](count, total, *args, **kwargs)
+
+    def _outputs(self, *args: Tensor, **kwargs: Any) -> Any:
+        """Compute outputs for their shapes. What others send is zero, which may be an index, and memory for it is in order."""
+        if not self.stage.is_first:
+            with torch.no_grad():
+                for awaited in args:
+                    awaited.zero_()
+        return _in_order(self._torchs["_compute_outputs"](*args, **kwargs))
+
+    def _gradients(self, *args: Any) -> tuple[Tensor | None, ...]:
+        """Compute gradients for their shapes; memory for them is in order."""
+        return _in_order(self._torchs["_compute_input_grads"](*args))
 
     def _forward_chunk(self, chunk: int, *args: Any, **kwargs: Any) -> Any:
         if not self.stage.has_backward:  # an evaluation
@@ -150,11 +163,11 @@ class StagePasses:
         return self._torchs["forward_one_chunk"](chunk, *args, **kwargs)
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module. What comes out is sent as it lies in memory, so it must be in order."""
-        found = self._torchs["forward_maybe_with_nosync"](*args, **kwargs)
-        if isinstance(found, (tuple, list)):
-            return type(found)([t.contiguous() if isinstance(t, Tensor) else t for t in found])
-        return found.contiguous() if isinstance(found, Tensor) else found
+        """Call the module. What comes out is sent as it lies in memory: in order, and as large as the next stage expects."""
+        found = _in_order(self._torchs["forward_maybe_with_nosync"](*args, **kwargs))
+        if not self.stage.is_last:
+            check_sent(found, self.stage._stage_meta.outputs)
+        return found
 
     def _backward_chunk(
         self, chunk: int, loss: Tensor | None = None, full_backward: bool = True, last_backward: bool = False
@@ -174,6 +187,9 @@ class StagePasses:
         def backward() -> None:
             total = None if loss is None else self._without_filling(self._backward.ready(loss), chunk).sum()
             self._torchs["backward_one_chunk"](chunk, total, full_backward, last_backward)
+            sent = self.stage.bwd_cache  # what the stage before gets
+            if chunk in sent:
+                sent[chunk] = _in_order(sent[chunk])
 
         self._backward.within(self._tape.batch, 1.0, backward)
         self._under_way = None
@@ -238,6 +254,13 @@ class StagePasses:
             show_private(self._backward.slots)
 
 
+def _in_order(value: Any) -> Any:
+    """Return what is sent, or memory for it, as it lies in order: torch's stages send memory."""
+    if isinstance(value, (tuple, list)):
+        return type(value)([_in_order(each) for each in value])
+    return value.contiguous() if isinstance(value, Tensor) else value
+
+
 _CALLED = "the attached model is a stage of a pipeline, and it was called by itself, with gradients."
 
 #: Methods of torch's stages -> ours in their place.
@@ -245,6 +268,8 @@ _OURS = {
     "clear_runtime_states": "_begin",
     "_prepare_forward_infra": "_shapes",
     "_prepare_backward_infra": "_shapes_back",
+    "_compute_outputs": "_outputs",
+    "_compute_input_grads": "_gradients",
     "forward_one_chunk": "_forward_chunk",
     "forward_maybe_with_nosync": "_call",
     "backward_one_chunk": "_backward_chunk",
