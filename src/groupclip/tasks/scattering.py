@@ -10,6 +10,7 @@ What an image becomes depends on that image alone. So the features may be made o
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 
 import torch
@@ -20,7 +21,7 @@ SCALES, ANGLES = 2, 8
 MAPS = 1 + SCALES * ANGLES + ANGLES**2 * SCALES * (SCALES - 1) // 2  # of a channel: 81
 GROUPS = 27  # of maps that are normalised together, as Tramer and Boneh do
 _STEP = 2**SCALES
-_CHUNK = 64  # images at once
+_CHUNK = 8  # images at once: what they become on the way then stays in the caches of a core
 
 
 def scattered(images: Tensor, groups: int = GROUPS) -> Tensor:
@@ -63,24 +64,30 @@ def _of_channels(x: Tensor) -> Tensor:
 
     def smooth(spectrum: Tensor, scale: int) -> Tensor:
         """Average over neighbourhoods of 4 pixels, keep one of each, and cut what was padded."""
-        mean = torch.fft.ifft2(_folded(spectrum * low[scale], 2 ** (SCALES - scale))).real
+        mean = torch.fft.ifft2(_folded(spectrum, low[scale], 2 ** (SCALES - scale))).real
         return mean[..., 1 : 1 + height // _STEP, 1 : 1 + width // _STEP]
 
     first, second = [], []
     for scale in range(SCALES):
-        once = torch.fft.fft2(torch.fft.ifft2(_folded(freq * band[scale][0], 2**scale)).abs())  # [N, 8, ..]
+        once = torch.fft.fft2(torch.fft.ifft2(_folded(freq, band[scale][0], 2**scale)).abs())  # [N, 8, ..]
         first.append(smooth(once, scale))
         for finer in range(scale + 1, SCALES):
-            both = once.unsqueeze(2) * band[finer][scale]  # [N, 8, 8, ..]
-            twice = torch.fft.fft2(torch.fft.ifft2(_folded(both, 2 ** (finer - scale))).abs())
+            both = _folded(once.unsqueeze(2), band[finer][scale], 2 ** (finer - scale))  # [N, 8, 8, ..]
+            twice = torch.fft.fft2(torch.fft.ifft2(both).abs())
             second.append(smooth(twice, finer).flatten(1, 2))
     return torch.cat([smooth(freq, 0), *first, *second], dim=1)
 
 
-def _folded(spectrum: Tensor, by: int) -> Tensor:
-    """Keep every ``by``-th pixel: in frequencies, the mean over the parts that fall together."""
-    height, width = spectrum.shape[-2:]
-    return spectrum.unflatten(-2, (by, height // by)).unflatten(-1, (by, width // by)).mean((-4, -2))
+def _folded(spectrum: Tensor, filters: Tensor, by: int) -> Tensor:
+    """Filter, then keep every ``by``-th pixel: in frequencies, the mean of the products over the parts that fall together."""
+    height, width = (side // by for side in spectrum.shape[-2:])
+    total: Tensor | None = None
+    for top, left in itertools.product(range(0, by * height, height), range(0, by * width, width)):
+        place = (..., slice(top, top + height), slice(left, left + width))
+        part = spectrum[place] * filters[place]
+        total = part if total is None else total.add_(part)
+    assert total is not None
+    return total.div_(by * by)
 
 
 @functools.lru_cache(maxsize=4)
