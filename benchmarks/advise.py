@@ -52,8 +52,7 @@ def first(count: int, kind: str, file: str) -> Callable[[Path, Path], tuple[Feat
     """Features of the first so many records."""
 
     def load(data: Path, kept: Path) -> tuple[Features, Features]:
-        train, test = features(kind, data / file, kept)
-        return Features(train.values[:count], train.labels[:count], train.classes), test
+        return features(kind, data / file, kept, count)
 
     return load
 
@@ -67,6 +66,8 @@ def tasks(data: Path, out: Path) -> dict[str, tuple[str, Callable[[], tuple[Feat
         "Fashion-MNIST (10,000), scattering, linear": (
             "linear", lambda: first(10_000, "scattering", "fashion_mnist.npz")(data, made)),
         "SST-2 (10,000), MiniLM, linear": ("linear", lambda: first(10_000, "minilm", "sst2.jsonl.gz")(data, made)),
+        "CIFAR-10 (10,000), EfficientNet, linear": (
+            "linear", lambda: first(10_000, "efficientnet", "cifar10.npz")(data, made)),
     }  # fmt: skip
 
 
