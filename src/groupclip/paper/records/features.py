@@ -20,8 +20,9 @@ from ...tasks.scattering import scattered
 from ..scaled.vision_data import read, scaled
 from ..source import needed_files
 from .efficientnet import efficientnet
+from .mirrored import mirrored
 
-_CHUNKS = {"scattering": 256, "efficientnet": 64, "minilm": 4096}  # records at once
+_CHUNKS = {"scattering": 256, "mirrored": 256, "efficientnet": 64, "minilm": 4096}  # records at once
 _ENLARGED = 96  # pixels, for the encoder of images
 _TOKENS = 64
 
@@ -110,6 +111,16 @@ def _scattering(file: Path, _: Path) -> Made:
     return {split: (maker(images.pixels, _is_grey(images.pixels)), images.labels) for split, images in sets.items()}
 
 
+def _mirrored(file: Path, _: Path) -> Made:
+    """Scattering of coloured images, the same for mirror images: see :mod:`groupclip.paper.records.mirrored`."""
+
+    def maker(pixels: Tensor) -> Callable[[range], Tensor]:
+        return lambda rows: mirrored(scaled(pixels[rows.start : rows.stop]))
+
+    sets = dict(zip(("train", "test"), read(file), strict=True))
+    return {split: (maker(images.pixels), images.labels) for split, images in sets.items()}
+
+
 def _is_grey(pixels: Tensor) -> bool:
     """Return whether the file held grey images, which are read as three equal colours."""
     few = pixels[:64]
@@ -155,6 +166,7 @@ def _minilm(file: Path, _: Path) -> Made:
 
 MAKERS: dict[str, Callable[[Path, Path], Made]] = {
     "scattering": _scattering,
+    "mirrored": _mirrored,
     "efficientnet": _efficientnet,
     "minilm": _minilm,
 }
