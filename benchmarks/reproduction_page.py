@@ -24,6 +24,7 @@ from groupclip.paper.results import Result, gather, gathered
 from groupclip.paper.scaled.every import experiments
 from groupclip.paper.scaled.experiment import ScaledExperiment
 from groupclip.paper.sigma import budgets
+from groupclip.paper.sizes import report as size_report
 from groupclip.paper.tables import Found, markdown, scaled_table, table_page
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -115,6 +116,14 @@ def same_speed() -> str:
     return f"{head}\n\n{markdown(['groups', 'M', 'time / plain', 'of all rounds', 'peak, MB'], rows)}"
 
 
+def sizes() -> str:
+    """Does the gap shrink with size: docs/reproduction/sizes.in.md with the tables of ``benchmarks/sizes.py``."""
+    words = (KEPT / f"{size_report.NAME}.in.md").read_text(encoding="utf-8")
+    for name, value in size_report.values(kept(size_report.NAME)).items():
+        words = words.replace(f"@{name}@", value)
+    return words.strip()
+
+
 def deeper(text: str) -> str:
     """A page of docs/reproduction/ as a section of a page of docs/: its title left out, headings and paths one level down."""
     text = re.sub(r"\A# .*\n", "", text)
@@ -158,6 +167,7 @@ def main() -> None:
     values = {
         "SETTINGS": settings(), "SIGMA": sigma(), "CATALOGUE": "\n".join(commands(t) for t in catalogue().values()).strip(),
         "SCALED": "\n".join(scaled(e) for e in experiments()).strip(), "SPEED": same_speed(),
+        "SIZES": sizes(),
         "TWINS": ", ".join(f"{e.name} ({len(kept(e.name)) or 'no'} runs)" for e in experiments()),
         "RGP": printed_settings().not_run["rgp"].strip(),
         "RUN": f"{run}{' (they need a GPU and the hub)' if not full else ''}.",
