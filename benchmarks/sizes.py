@@ -26,7 +26,6 @@ import torch
 from torch import nn
 
 import groupclip as gc
-from groupclip.memory.found import BudgetTooSmallError
 from groupclip.memory.passes import Sketched, optimizer_bytes
 from groupclip.noise import InsecureNoise
 from groupclip.paper.results import Result, find, gather, save
@@ -40,14 +39,16 @@ EPSILON, DELTA = 3.0, 1e-5
 
 
 def cells(names: Sequence[str], seeds: int, other_seeds: int) -> Iterator[dict[str, Any]]:
-    """All runs, what is worth most first: seed by seed the two styles that are furthest apart in all sizes, and what planned groups
-    are held against; then those two at the second learning rate; then layer-wise groups in the other sizes."""
+    """All runs, what is worth most first: seed by seed the two styles that are furthest apart, and what planned groups are held
+    against; then those two in the later sizes; then at the second learning rate; then layer-wise groups in all sizes."""
     families = [(name, FAMILIES[name]) for name in names]
-    for seed in range(seeds):
-        for name, of in families:
-            for size in of.sizes:
-                for style in STYLES if size == of.planned else (ALL, PARAM):
-                    yield {"family": name, "size": size, "style": style, "lr": of.rates[0], "seed": seed}
+    for later in (False, True):
+        for seed in range(seeds):
+            for name, of in families:
+                for size in of.sizes:
+                    if (size in of.later) == later:
+                        for style in STYLES if size == of.planned else (ALL, PARAM):
+                            yield {"family": name, "size": size, "style": style, "lr": of.rates[0], "seed": seed}
     for seed in range(other_seeds):
         for name, of in families:
             for size, style in itertools.product((of.sizes[0], of.sizes[-1]), (ALL, PARAM)):
@@ -66,23 +67,24 @@ def plan(records: int, batch_size: int, steps: int) -> gc.Mechanism:
     return mechanism.calibrate(epsilon=EPSILON, delta=DELTA)
 
 
-def groups_of(style: str, model: nn.Module, task: Task) -> Partition:
-    """The groups of a style; planned ones are the fewest that need no more memory than layer-wise groups, or the least there is."""
+@functools.cache
+def groups_of(style: str, task: Task) -> Partition:
+    """The groups of a style; planned ones are the fewest with the least peak that the planner finds."""
+    model = task.new(0)
     if style != PLANNED:
         return gc.partition(model, style)
-    layers = peak(model, task, gc.partition(model, "layer-wise"))
-    try:
-        return gc.plan(model, task.example, memory=layers, optimizer=adam(model, 0.0), loss=task.losses).partition
-    except BudgetTooSmallError as error:
-        return error.least.partition
+    most = len(gc.partition(model, LAYER))
+    return gc.plan(model, task.example, groups=most, optimizer=adam(model, 0.0), loss=task.losses).partition
 
 
 def adam(model: nn.Module, lr: float) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
 
 
-def peak(model: nn.Module, task: Task, groups: Partition | None) -> int:
+@functools.cache
+def peak(task: Task, groups: Partition | None) -> int:
     """Predicted peak of a step on a full micro-batch, in bytes, parameters and AdamW's state included; None: without privacy."""
+    model = task.new(0)
     sketched = Sketched(model, task.example, task.losses)
     state, step = optimizer_bytes(model, adam(model, 0.0))
     curve = sketched.plain() if groups is None else sketched.private(groups)
@@ -94,7 +96,7 @@ def train(
 ) -> tuple[nn.Module, Partition]:
     """Train as a cell says; ``steps`` stops earlier."""
     model = task.new(cell["seed"])
-    groups = groups_of(cell["style"], model, task)
+    groups = groups_of(cell["style"], task)
     mechanism = plan(len(task.records), family.batch_size, family.steps)
     optimizer = adam(model, cell["lr"])
     engine = gc.attach(model, optimizer, groups, mechanism, noise=InsecureNoise(cell["seed"]))
@@ -123,12 +125,12 @@ def run(cell: dict[str, Any], task: Task, family: Family, out: Path) -> Result:
     settings = {
         "batch_size": family.batch_size, "steps": family.steps, "microbatch": family.microbatch, "records": len(task.records),
         "trained_parameters": sum(p.numel() for p in model.parameters()), "groups": groups_by_name(groups, cell["style"]),
-        "plain_bytes": peak(model, task, None),
+        "plain_bytes": peak(task, None),
     }  # fmt: skip
     result = Result(
         experiment=NAME, cell=cell, settings=settings,
         privacy={"noise_of_epsilon": EPSILON, "delta": DELTA, "noise_multiplier": mechanism.noise_multiplier, "keys": "known"},
-        groups=len(groups), metrics=dict(task.evaluate(model)), seconds=seconds, peak_bytes=peak(model, task, groups),
+        groups=len(groups), metrics=dict(task.evaluate(model)), seconds=seconds, peak_bytes=peak(task, groups),
         environment=environment(torch.device("cpu")),
     )  # fmt: skip
     save(out, result)

@@ -33,3 +33,8 @@ def test_a_page_becomes_a_section():
     assert script().deeper(text) == (
         "\nWords ![a](reproduction/x-small.svg), [b](memory.md), [c](https://h/), [d](#top).\n\n#### Part\n"
     )
+
+
+def test_the_section_on_size_is_what_is_kept():
+    page = (DOCS / "reproduction.md").read_text(encoding="utf-8")
+    assert f"## Does the gap shrink with size?\n\n{script().sizes()}\n\n## Every row" in page

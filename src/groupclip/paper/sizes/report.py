@@ -20,6 +20,8 @@ METRICS = {
     "accuracy": ("accuracy, points", 2, -1.0),
 }  # name, decimals, sign of a worse style
 
+UNITS = {"loss": "nats of held-out loss", "accuracy": "points of accuracy"}
+
 #: Student's t for 95 % on both sides, by degrees of freedom from 1.
 _T = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145)
 
@@ -53,6 +55,8 @@ class Estimate:
         return 0 if abs(self.mean) <= self.half else int(math.copysign(1, self.mean))
 
     def __str__(self) -> str:
+        if len(self.values) == 1:
+            return f"{self.mean:+.{self.decimals}f}"
         told = f"{self.mean:+.{self.decimals}f} ± {self.error:.{self.decimals}f}"
         return f"**{told}**" if self.sign else told
 
@@ -115,8 +119,30 @@ def values(results: Sequence[Result]) -> dict[str, str]:
     main = [Runs(results, name, family.rates[0]) for name, family in FAMILIES.items()]
     return {
         "SETTINGS": settings(main), "SCORES": scores(main), "GAPS": gaps(main), "SLOPES": slopes(main),
-        "RATES": rates(results), "PLANNED": planned(main), "HARDWARE": environments(list(results)),
+        "RATES": rates(results), "PLANNED": planned(main), "HARDWARE": environments(list(results)), "ANSWER": answer(main),
     }  # fmt: skip
+
+
+def answer(main: Sequence[Runs]) -> str:
+    """One sentence for each family: what the gap of param-wise groups does as the model grows, with its figures."""
+    told = []
+    for runs in main:
+        found = [(metric, runs.slope(PARAM, metric)) for metric in METRICS]
+        parts = []
+        for metric, slope in found:
+            if slope is None or len(slope.values) < 2:
+                continue
+            d = slope.decimals
+            parts.append(
+                f"{slope.mean:+.{d}f} ± {slope.error:.{d}f} {UNITS[metric]} (95 % interval {slope.mean - slope.half:+.{d}f} to "
+                f"{slope.mean + slope.half:+.{d}f}: {verdict(slope)})"
+            )
+        if parts:
+            told.append(
+                f"- **{runs.of.title}**: each time the trained parameters double, the gap of param-wise groups to all-layer "
+                f"changes by {' and by '.join(parts)}."
+            )
+    return "\n".join(told)
 
 
 def settings(main: Sequence[Runs]) -> str:
@@ -149,7 +175,8 @@ def scores(main: Sequence[Runs]) -> str:
 
 
 def _plain(score: Estimate) -> str:
-    return f"{score.mean:.{score.decimals}f} ± {score.error:.{score.decimals}f}"
+    spread = f" ± {score.error:.{score.decimals}f}" if len(score.values) > 1 else ""
+    return f"{score.mean:.{score.decimals}f}{spread}"
 
 
 def gaps(main: Sequence[Runs]) -> str:
