@@ -29,13 +29,12 @@ import groupclip as gc
 from groupclip.memory.passes import Sketched, optimizer_bytes
 from groupclip.noise import InsecureNoise
 from groupclip.paper.results import Result, find, gather, save
-from groupclip.paper.sizes.families import FAMILIES, Family, Task
+from groupclip.paper.sizes.families import DELTA, FAMILIES, Family, Task
 from groupclip.paper.sizes.report import ALL, LAYER, NAME, PARAM, PLANNED, STYLES
 from groupclip.partition.groups import Partition
 from groupclip.run.environment import environment
 
 DOCS = Path(__file__).parent.parent / "docs"
-EPSILON, DELTA = 3.0, 1e-5
 
 
 def cells(names: Sequence[str], seeds: int, other_seeds: int) -> Iterator[dict[str, Any]]:
@@ -61,10 +60,10 @@ def cells(names: Sequence[str], seeds: int, other_seeds: int) -> Iterator[dict[s
 
 
 @functools.cache
-def plan(records: int, batch_size: int, steps: int) -> gc.Mechanism:
+def plan(family: Family, records: int) -> gc.Mechanism:
     """The plan of a family."""
-    mechanism = gc.Mechanism(dataset_size=records, expected_batch_size=batch_size, steps=steps)
-    return mechanism.calibrate(epsilon=EPSILON, delta=DELTA)
+    mechanism = gc.Mechanism(dataset_size=records, expected_batch_size=family.batch_size, steps=family.steps)
+    return mechanism.calibrate(epsilon=family.epsilon, delta=DELTA)
 
 
 @functools.cache
@@ -74,7 +73,7 @@ def groups_of(style: str, task: Task) -> Partition:
     if style != PLANNED:
         return gc.partition(model, style)
     most = len(gc.partition(model, LAYER))
-    return gc.plan(model, task.example, groups=most, optimizer=adam(model, 0.0), loss=task.losses).partition
+    return gc.plan(model, task.example, groups=most, optimizer=adam(model, 0.0), loss=task.planned_with).partition
 
 
 def adam(model: nn.Module, lr: float) -> torch.optim.Optimizer:
@@ -85,7 +84,7 @@ def adam(model: nn.Module, lr: float) -> torch.optim.Optimizer:
 def peak(task: Task, groups: Partition | None) -> int:
     """Predicted peak of a step on a full micro-batch, in bytes, parameters and AdamW's state included; None: without privacy."""
     model = task.new(0)
-    sketched = Sketched(model, task.example, task.losses)
+    sketched = Sketched(model, task.example, task.planned_with)
     state, step = optimizer_bytes(model, adam(model, 0.0))
     curve = sketched.plain() if groups is None else sketched.private(groups)
     return sketched.static + state + max(curve.peak, step)
@@ -97,7 +96,7 @@ def train(
     """Train as a cell says; ``steps`` stops earlier."""
     model = task.new(cell["seed"])
     groups = groups_of(cell["style"], task)
-    mechanism = plan(len(task.records), family.batch_size, family.steps)
+    mechanism = plan(family, len(task.records))
     optimizer = adam(model, cell["lr"])
     engine = gc.attach(model, optimizer, groups, mechanism, noise=InsecureNoise(cell["seed"]))
     key = hashlib.sha256(f"groupclip sizes {cell['seed']}".encode()).digest()
@@ -121,7 +120,7 @@ def run(cell: dict[str, Any], task: Task, family: Family, out: Path) -> Result:
     began = time.perf_counter()
     model, groups = train(task, family, cell)
     seconds = time.perf_counter() - began
-    mechanism = plan(len(task.records), family.batch_size, family.steps)
+    mechanism = plan(family, len(task.records))
     settings = {
         "batch_size": family.batch_size, "steps": family.steps, "microbatch": family.microbatch, "records": len(task.records),
         "trained_parameters": sum(p.numel() for p in model.parameters()), "groups": groups_by_name(groups, cell["style"]),
@@ -129,7 +128,9 @@ def run(cell: dict[str, Any], task: Task, family: Family, out: Path) -> Result:
     }  # fmt: skip
     result = Result(
         experiment=NAME, cell=cell, settings=settings,
-        privacy={"noise_of_epsilon": EPSILON, "delta": DELTA, "noise_multiplier": mechanism.noise_multiplier, "keys": "known"},
+        privacy={
+            "noise_of_epsilon": family.epsilon, "delta": DELTA, "noise_multiplier": mechanism.noise_multiplier, "keys": "known",
+        },
         groups=len(groups), metrics=dict(task.evaluate(model)), seconds=seconds, peak_bytes=peak(task, groups),
         environment=environment(torch.device("cpu")),
     )  # fmt: skip

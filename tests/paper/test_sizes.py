@@ -51,7 +51,7 @@ def test_every_run_is_made_once_and_the_page_has_its_tables(module, data, monkey
     assert all(r.privacy["keys"] == "known" and "epsilon" not in r.privacy for r in results)
     assert all(math.isfinite(r.metrics["loss"]) and 0 <= r.metrics["accuracy"] <= 100 for r in results)
     made = report.values(results)
-    assert "not run" not in made["GAPS"] and made["SLOPES"].count("\n") == 1 + 2 * 2 * 2
+    assert "not run" not in made["GAPS"] and made["SLOPES"].count("\n") == 1 + 2 * (5 + 2)
     assert made["PLANNED"].count("\n") == 1 + 2 * 3 and made["RATES"].count("\n") == 1 + 2 * 2 * 2
     monkeypatch.setattr(module.gc, "attach", None)  # nothing is run a second time
     module.measure(data, out, ("minilm", "cnn"), seeds=2, other_seeds=1)
@@ -69,20 +69,15 @@ def test_styles_of_one_seed_have_the_same_head_batches_and_noise(module, data, f
         drawn[-1].append(len(batch[-1]))
         return 0.0 * task.losses(model, batch)
 
+    blank = dataclasses.replace(task, losses=nothing)
     found = []
     for style, seed in ((ALL, 0), (LAYER, 0), (PARAM, 0), (PLANNED, 0), (ALL, 1)):
         drawn.append([])
-        blank = dataclasses.replace(task, losses=nothing if style != PLANNED else task.losses)
-        groups = module.groups_of(style, blank)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module, "groups_of", lambda *_, found=groups: found)
-            model, _ = module.train(
-                dataclasses.replace(task, losses=nothing), of, {"style": style, "seed": seed, "lr": 0.1}
-            )
+        model, _ = module.train(blank, of, {"style": style, "seed": seed, "lr": 0.1})
         found.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     assert all(torch.equal(weights, found[0]) for weights in found[1:4])
     assert not torch.equal(found[4], found[0])
-    assert drawn[0] == drawn[1] == drawn[2] != drawn[4]
+    assert drawn[0] == drawn[1] == drawn[2] == drawn[3] != drawn[4]
 
 
 def test_planned_groups_need_no_more_than_layer_wise_ones(module, data):
@@ -106,6 +101,19 @@ def test_held_out_phrases_are_short_balanced_and_apart(data):
         families.parts(phrases, 8_000)
 
 
+def test_the_offset_has_the_least_loss_and_takes_a_common_shift_out():
+    draw = torch.Generator().manual_seed(0)
+    labels = torch.tensor([0, 1, 1]).repeat(40)
+    margins = 2 * torch.randn(120, generator=draw, dtype=torch.double) + labels
+    offset = families.best_offset(margins, labels)
+
+    def loss(moved: torch.Tensor) -> float:
+        return torch.nn.functional.binary_cross_entropy_with_logits(margins + moved, labels.double()).item()
+
+    assert all(loss(offset) < loss(offset + other) for other in (-1.0, -0.01, 0.01, 1.0))
+    assert families.best_offset(margins + 7.0, labels).item() == pytest.approx(offset.item() - 7.0, abs=1e-9)
+
+
 # ------------------------------------------------------------------------------------------------------- what the page says
 
 
@@ -113,7 +121,7 @@ def result(size: str, style: str, seed: int, loss: float, parameters: int) -> Re
     cell = {"family": "cnn", "size": size, "style": style, "lr": families.FAMILIES["cnn"].rates[0], "seed": seed}
     settings = {"trained_parameters": parameters, "records": 10}
     return Result(
-        experiment="sizes", cell=cell, settings=settings, privacy={"noise_multiplier": 1.0}, groups=1,
+        experiment="sizes", cell=cell, settings=settings, privacy={"noise_multiplier": 1.0, "noise_of_epsilon": 3.0}, groups=1,
         metrics={"loss": loss, "accuracy": 100 - 10 * loss}, seconds=1.0, peak_bytes=10, environment={"processor": "a"},
     )  # fmt: skip
 

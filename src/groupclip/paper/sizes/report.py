@@ -18,8 +18,13 @@ STYLES = (ALL, LAYER, PARAM, PLANNED)
 METRICS = {
     "loss": ("loss, nats", 3, 1.0),
     "accuracy": ("accuracy, points", 2, -1.0),
-}  # name, decimals, sign of a worse style
-
+}  # title, decimals, sign of a worse style
+MORE = {  # that some families have
+    "auc": ("area under ROC, points", 2, -1.0),
+    "loss_as_it_is": ("line as it is: loss, nats", 3, 1.0),
+    "accuracy_as_it_is": ("line as it is: accuracy, points", 2, -1.0),
+}
+_KNOWN = METRICS | MORE
 UNITS = {"loss": "nats of held-out loss", "accuracy": "points of accuracy"}
 
 #: Student's t for 95 % on both sides, by degrees of freedom from 1.
@@ -77,17 +82,21 @@ class Runs:
         every = sorted({seed for _, _, seed in self.runs})
         return [seed for seed in every if all((size, style, seed) in self.runs for size, style in cells)]
 
+    def has(self, metric: str) -> bool:
+        return all(metric in r.metrics for r in self.runs.values())
+
     def parameters(self, size: str) -> int | None:
         found = [r.settings["trained_parameters"] for (s, _, _), r in self.runs.items() if s == size]
         return found[0] if found else None
 
     def score(self, size: str, style: str, metric: str) -> Estimate | None:
-        values = tuple(self.runs[size, style, seed].metrics[metric] for seed in self.seeds((size, style)))
-        return Estimate(values, METRICS[metric][1]) if values else None
+        runs = [self.runs[size, style, seed].metrics for seed in self.seeds((size, style))]
+        values = tuple(metrics[metric] for metrics in runs if metric in metrics)
+        return Estimate(values, _KNOWN[metric][1]) if values else None
 
     def gap(self, size: str, style: str, metric: str, base: str = ALL) -> Estimate | None:
         """How much worse a style is than another, seed by seed: more loss, or less accuracy."""
-        _, decimals, sign = METRICS[metric]
+        _, decimals, sign = _KNOWN[metric]
         seeds = self.seeds((size, style), (size, base))
         values = tuple(
             sign * (self.runs[size, style, s].metrics[metric] - self.runs[size, base, s].metrics[metric]) for s in seeds
@@ -103,7 +112,7 @@ class Runs:
         x = [math.log2(self.parameters(size) or 1) for size in sizes]
         middle = fmean(x)
         square = sum((v - middle) ** 2 for v in x)
-        sign = METRICS[metric][2]
+        sign = _KNOWN[metric][2]
         slopes = []
         for seed in seeds:
             gaps = [
@@ -111,7 +120,7 @@ class Runs:
                 for size in sizes
             ]
             slopes.append(sum((v - middle) * gap for v, gap in zip(x, gaps, strict=True)) / square)
-        return Estimate(tuple(slopes), METRICS[metric][1] + 1) if slopes else None
+        return Estimate(tuple(slopes), _KNOWN[metric][1] + 1) if slopes else None
 
 
 def values(results: Sequence[Result]) -> dict[str, str]:
@@ -153,9 +162,11 @@ def settings(main: Sequence[Runs]) -> str:
             continue
         first, of = next(iter(runs.runs.values())), runs.of
         batch = f"{of.batch_size} expected, {of.steps} steps"
-        noise = f"{first.privacy['noise_multiplier']:.3f}"
+        noise = f"{first.privacy['noise_of_epsilon']:g} ({first.privacy['noise_multiplier']:.3f})"
         rows.append([of.title, f"{first.settings['records']:,}", batch, noise, f"{of.rates[0]:g} ({of.rates[1]:g})"])
-    return table(["family", "private records", "batches", "sigma", "learning rate (second one)"], rows)
+    return table(
+        ["family", "private records", "batches", "noise of epsilon (sigma)", "learning rate (second one)"], rows
+    )
 
 
 def scores(main: Sequence[Runs]) -> str:
@@ -168,10 +179,22 @@ def scores(main: Sequence[Runs]) -> str:
                 if loss is None or accuracy is None:
                     continue
                 found = next(r for (s, kind, _), r in runs.runs.items() if (s, kind) == (size, style))
+                left = runs.score(size, style, "accuracy_as_it_is")
                 rows.append([
-                    size, f"{runs.parameters(size):,}", style, found.groups, _plain(loss), _plain(accuracy), len(loss.values),
+                    size, f"{runs.parameters(size):,}", style, found.groups, _plain(loss), _plain(accuracy),
+                    "" if left is None else _plain(left), len(loss.values),
                 ])  # fmt: skip
-    return table(["size", "trained parameters", "style", "M", "loss, nats", "accuracy, %", "seeds"], rows)
+    heads = [
+        "size",
+        "trained parameters",
+        "style",
+        "M",
+        "loss, nats",
+        "accuracy, %",
+        "line as it is: accuracy, %",
+        "seeds",
+    ]
+    return table(heads, rows)
 
 
 def _plain(score: Estimate) -> str:
@@ -201,8 +224,8 @@ def slopes(main: Sequence[Runs]) -> str:
     rows = []
     for runs in main:
         for style in (LAYER, PARAM):
-            for metric, (title, _, _) in METRICS.items():
-                slope = runs.slope(style, metric)
+            for metric, (title, _, _) in _KNOWN.items():
+                slope = runs.slope(style, metric) if runs.has(metric) else None
                 if slope is None or len(slope.values) < 2:
                     continue
                 d = slope.decimals
