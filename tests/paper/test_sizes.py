@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmark import benchmark
-from groupclip.paper.results import Result, load_all
+from groupclip.paper.results import Result, gathered, load_all
 from groupclip.paper.scaled.text_made import tiny_bert, write_made
 from groupclip.paper.scaled.vision_made import write_made as write_images
 from groupclip.paper.sizes import families, report
@@ -164,3 +164,18 @@ def test_an_interval_is_students():
     assert found.error == pytest.approx(1 / math.sqrt(3)) and found.half == pytest.approx(4.303 / math.sqrt(3))
     assert found.sign == 0 and Estimate((1.9, 2.0, 2.1)).sign == 1 and Estimate((-1.9, -2.0, -2.1)).sign == -1
     assert Estimate((5.0,)).sign == 0  # one seed decides nothing
+
+
+def test_what_the_page_says_in_words_is_what_was_measured():
+    """That the gap grows in MiniLM, that planned groups need no more than layer-wise ones, and that they lose less there."""
+    results = gathered(benchmark("sizes").DOCS / "reproduction" / "sizes.json")
+    text = report.Runs(results, "minilm", families.FAMILIES["minilm"].rates[0])
+    slope = text.slope(PARAM, "loss")
+    assert slope is not None and len(slope.values) >= 2 and report.verdict(slope) == "grows"
+    assert min(slope.values) > 0  # "in every seed"
+    ahead = text.gap("top2", LAYER, "loss", base=PLANNED)
+    assert ahead is not None and ahead.mean > 2 * ahead.error
+    for name, of in families.FAMILIES.items():
+        runs = report.Runs(results, name, of.rates[0]).runs
+        peaks = {style: runs[of.planned, style, 0].peak_bytes for style in (ALL, LAYER, PLANNED)}
+        assert peaks[PLANNED] <= peaks[LAYER] < peaks[ALL]

@@ -33,7 +33,7 @@ _T = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.20
 
 @dataclass(frozen=True)
 class Estimate:
-    """The mean of one figure a seed, with its standard error; ``decimals`` are for people."""
+    """Holds one figure a seed: their mean, with its standard error; ``decimals`` are for people."""
 
     values: tuple[float, ...]
     decimals: int = 3
@@ -44,19 +44,19 @@ class Estimate:
 
     @property
     def error(self) -> float:
-        """Standard error of the mean; nan of one seed."""
+        """Return the standard error of the mean; nan of one seed."""
         n = len(self.values)
         return math.sqrt(sum((v - self.mean) ** 2 for v in self.values) / (n - 1) / n) if n > 1 else math.nan
 
     @property
     def half(self) -> float:
-        """Half the width of a 95 % interval by Student's t; infinite of one seed."""
+        """Return half the width of a 95 % interval by Student's t; infinite of one seed."""
         n = len(self.values)
         return _T[min(n - 1, len(_T)) - 1] * self.error if n > 1 else math.inf
 
     @property
     def sign(self) -> int:
-        """1 or -1 if the interval lies on that side of 0, else 0."""
+        """Return 1 or -1 if the interval lies on that side of 0, else 0."""
         return 0 if abs(self.mean) <= self.half else int(math.copysign(1, self.mean))
 
     def __str__(self) -> str:
@@ -67,7 +67,7 @@ class Estimate:
 
 
 class Runs:
-    """The runs of one family at one learning rate, by (size, style, seed)."""
+    """Holds the runs of one family at one learning rate, by (size, style, seed)."""
 
     def __init__(self, results: Sequence[Result], name: str, lr: float) -> None:
         self.name, self.of = name, FAMILIES[name]
@@ -78,7 +78,7 @@ class Runs:
         }
 
     def seeds(self, *cells: tuple[str, str]) -> list[int]:
-        """The seeds that every one of these (size, style) has been run with."""
+        """Return the seeds that every one of these (size, style) has been run with."""
         every = sorted({seed for _, _, seed in self.runs})
         return [seed for seed in every if all((size, style, seed) in self.runs for size, style in cells)]
 
@@ -95,7 +95,7 @@ class Runs:
         return Estimate(values, _KNOWN[metric][1]) if values else None
 
     def gap(self, size: str, style: str, metric: str, base: str = ALL) -> Estimate | None:
-        """How much worse a style is than another, seed by seed: more loss, or less accuracy."""
+        """Return how much worse a style is than another, seed by seed: more loss, or less accuracy."""
         _, decimals, sign = _KNOWN[metric]
         seeds = self.seeds((size, style), (size, base))
         values = tuple(
@@ -104,7 +104,7 @@ class Runs:
         return Estimate(values, decimals) if values else None
 
     def slope(self, style: str, metric: str) -> Estimate | None:
-        """The slope of the gap over the logarithm of the trained parameters to base 2, by least squares in each seed."""
+        """Return the slope of the gap over the logarithm of the trained parameters to base 2, by least squares in each seed."""
         sizes = [size for size in self.of.sizes if self.seeds((size, style), (size, ALL))]
         if len(sizes) < 2:
             return None
@@ -133,7 +133,7 @@ def values(results: Sequence[Result]) -> dict[str, str]:
 
 
 def answer(main: Sequence[Runs]) -> str:
-    """One sentence for each family: what the gap of param-wise groups does as the model grows, with its figures."""
+    """Write one sentence for each family: what the gap of param-wise groups does as the model grows, with its figures."""
     told = []
     for runs in main:
         found = [(metric, runs.slope(PARAM, metric)) for metric in METRICS]
@@ -155,7 +155,7 @@ def answer(main: Sequence[Runs]) -> str:
 
 
 def settings(main: Sequence[Runs]) -> str:
-    """What each family is."""
+    """Say what each family is."""
     rows = []
     for runs in main:
         if not runs.runs:
@@ -170,7 +170,7 @@ def settings(main: Sequence[Runs]) -> str:
 
 
 def scores(main: Sequence[Runs]) -> str:
-    """Held-out loss and accuracy of every cell."""
+    """Write held-out loss and accuracy of every cell."""
     rows = []
     for runs in main:
         for size in runs.of.sizes:
@@ -203,7 +203,7 @@ def _plain(score: Estimate) -> str:
 
 
 def gaps(main: Sequence[Runs]) -> str:
-    """How much worse more groups are than one, by size."""
+    """Write how much worse more groups are than one, by size."""
     rows = []
     for runs in main:
         for size in runs.of.sizes:
@@ -215,12 +215,12 @@ def gaps(main: Sequence[Runs]) -> str:
 
 
 def verdict(slope: Estimate) -> str:
-    """Whether a gap grows or shrinks with size: what its slope's 95 % interval says."""
+    """Say whether a gap grows or shrinks with size: what its slope's 95 % interval says."""
     return {1: "grows", -1: "shrinks", 0: "not decided"}[slope.sign]
 
 
 def slopes(main: Sequence[Runs]) -> str:
-    """How much a gap grows each time the trained parameters double, with the interval that decides."""
+    """Write how much a gap grows each time the trained parameters double, with the interval that decides."""
     rows = []
     for runs in main:
         for style in (LAYER, PARAM):
@@ -237,7 +237,7 @@ def slopes(main: Sequence[Runs]) -> str:
 
 
 def rates(results: Sequence[Result]) -> str:
-    """The gap of param-wise groups at both learning rates, smallest and largest size."""
+    """Write the gap of param-wise groups at both learning rates, smallest and largest size."""
     rows = []
     for name, family in FAMILIES.items():
         for rate in family.rates:
@@ -250,7 +250,7 @@ def rates(results: Sequence[Result]) -> str:
 
 
 def planned(main: Sequence[Runs]) -> str:
-    """Memory and accuracy of planned groups beside layer-wise and all-layer ones."""
+    """Write memory and accuracy of planned groups beside layer-wise and all-layer ones."""
     rows = []
     for runs in main:
         size = runs.of.planned
