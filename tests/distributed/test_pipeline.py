@@ -233,3 +233,9 @@ def test_outputs_that_do_not_fill_the_next_stages_memory_are_not_sent(tmp_path: 
     assert "outputs are torch.bfloat16 (2, 4, 6), and the next stage receives torch.float32 (2, 4, 6)" in first["pass"]
     assert "RuntimeError" in last["pass"]
     assert all(found["step"] and found["steps"] == 1 for found in (first, last))
+
+
+def test_what_goes_from_stage_to_stage_has_the_sample_in_front(tmp_path: Path) -> None:
+    found = lost("case_sideways", tmp_path)
+    assert found[0]["pass"].startswith("UnsupportedOperation") and "RuntimeError" in found[1]["pass"]
+    assert all(rank["grad"] is None for rank in found)

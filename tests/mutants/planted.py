@@ -922,6 +922,12 @@ NOISE = (
         ("engine/passes.py", "            check_sent(found, self.stage._stage_meta.outputs)\n", "            pass\n"),
     ),
     mutant(
+        "samples beside the rows that the next stage clips",
+        "no sample is in sight of another",
+        "tests/distributed/test_pipeline.py::test_what_goes_from_stage_to_stage_has_the_sample_in_front",
+        ("engine/passes.py", "(outputs=not stage.is_last)", "(outputs=False)"),
+    ),
+    mutant(
         "stages of a pipeline with other samples than each other",
         "no sample is in sight of another",
         "tests/distributed/test_pipeline.py",

@@ -120,6 +120,15 @@ class Forward:
             self._tape.tell(inputs)
             yield
 
+    def keep_in_front(self, *, outputs: bool) -> None:
+        """Take every input that is as long as the batch for samples.
+
+        Args:
+            outputs: refuse those whose samples don't lie in dimension 0: whoever gets them knows of no samples.
+        """
+        self._roles.tries = False
+        self._arrangement.tries = not outputs
+
     def keep_in_step(self, cut: frozenset[int]) -> None:
         """Run the model as often as every other rank does: its parameters are put together by all of them.
 

@@ -16,9 +16,11 @@ from torch import Tensor, nn
 
 from ..autograd.gate import Gate
 from ..autograd.slot import Slot
+from ..autograd.tensors import PrivateTensor
 from ..distributed.ranks import Ranks
 from ..distributed.stages import check_sent
 from ..errors import GroupClipError, UnsupportedOperation
+from ..nested import tensors_in
 from .backward import BackwardPass
 from .checks import check_losses
 from .forward import Forward, undone
@@ -76,6 +78,7 @@ class StagePasses:
         self._tape.report = self._clipped
         self._tape.told = None  # whose rows they are is told once for all micro-batches
         forward.check_call = self._check_call
+        forward.keep_in_front(outputs=not stage.is_last)
 
     def remove(self) -> None:
         """Leave the stage as it was."""
@@ -163,8 +166,10 @@ class StagePasses:
         return self._torchs["forward_one_chunk"](chunk, *args, **kwargs)
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module. What comes out is sent as it lies in memory: in order, and as large as the next stage expects."""
+        """Call the module. What comes out is sent as it lies in memory: in order, a row a sample, as large as the next stage expects."""
         found = _in_order(self._torchs["forward_maybe_with_nosync"](*args, **kwargs))
+        if self._rows is not None:
+            self._check_rows(found, self._rows.each)
         if not self.stage.is_last:
             check_sent(found, self.stage._stage_meta.outputs)
         return found
@@ -193,6 +198,16 @@ class StagePasses:
 
         self._backward.within(self._tape.batch, 1.0, backward)
         self._under_way = None
+
+    def _check_rows(self, outputs: Any, rows: int) -> None:
+        """Check that the module took each row for a sample, and that the next one will: what it is sent says nothing of samples."""
+        others = [] if self.stage.is_last else [t for t in tensors_in(outputs) if t.dim() == 0 or len(t) != rows]
+        if self._tape.batch != rows or others or any(isinstance(t, PrivateTensor) for t in tensors_in(outputs)):
+            raise UnsupportedOperation(
+                f"a micro-batch has {rows} rows, and the stage took {self._tape.batch} samples from it, or returned tensors of "
+                f"{[tuple(t.shape) for t in others]}, or one that is of no sample: what goes from stage to stage has the sample in "
+                "dimension 0"
+            )
 
     def _scale(self, factor: int) -> None:
         """Leave the gradients alone: they are sums over all micro-batches, and stay it."""
