@@ -166,7 +166,7 @@ class StagePasses:
         return self._torchs["forward_one_chunk"](chunk, *args, **kwargs)
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module. What comes out is sent as it lies in memory: in order, a row a sample, as large as the next stage expects."""
+        """Call the module. What comes out is sent as it lies: in order, a row a sample, as large as the next stage expects."""
         found = _in_order(self._torchs["forward_maybe_with_nosync"](*args, **kwargs))
         if self._rows is not None:
             self._check_rows(found, self._rows.each)
