@@ -200,6 +200,7 @@ def test_what_no_rank_runs(told_by_stages: Any, size: int) -> None:
             assert found[name].startswith("PrivacyViolation: rank 1 has other samples than rank 0")
         assert "tensors of [4, 5] rows" in found["lengths"] and "takes inputs and target=" in found["no inputs"]
         assert "schedule.eval" in found["without gradients"] and "of one size" in found["other shapes"]
+        assert "no mean over the rows" in found["mixed"] and "failed half-way" in found["mixed step"]
         assert found["nothing"] and found["steps"] == 0
         for name in ("scaled", "scaled step"):
             assert "isn't what the last backward pass left there" in found[name]

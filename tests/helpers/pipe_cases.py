@@ -143,10 +143,11 @@ class Run:
     rows: int = 2
     clip: str = "automatic"
     penalty: bool = False  # on weights of the last stage, beside the model
+    function: bool = False  # losses are a function of the samples that the engine calls
     spoiled: bool = False  # the gradients of some samples aren't finite
 
     def __str__(self) -> str:
-        what = ("penalty" if self.penalty else "") + ("spoiled" if self.spoiled else "")
+        what = " ".join(name for name in ("penalty", "function", "spoiled") if getattr(self, name))
         kind = str(self.dtype).removeprefix("torch.")
         size = f"E={self.expected:g} rows={self.rows}"
         return " ".join(filter(None, [self.kind, self.style, kind, self.schedule, size, what]))
@@ -159,6 +160,7 @@ EVERY_STYLE = [
 ]
 EVERY_KIND = [Run(kind, style) for kind in KINDS if kind != "net" for style in ("all-layer", "param-wise")]
 EVERY_KIND.append(Run("net", "layer-wise", schedule="1F1B", penalty=True))
+EVERY_KIND.append(Run("net", "layer-wise", penalty=True, function=True))
 SIZES = [
     Run("net", "uniform:2", expected=1),  # batches with nobody, and micro-batches that hold filling alone
     Run("net", "layer-wise", expected=13, rows=1),  # several runs of the schedule a batch
@@ -225,7 +227,9 @@ def attached(
     stage = PipelineStage(part, rank.rank, rank.size, torch.device("cpu"))
     optimizer = torch.optim.SGD([p for p in part.parameters() if p.requires_grad], lr=0.5, momentum=0.9)
     engine = gc.attach(part, optimizer, run.style, mechanism, clip=run.clip, stage=stage, **how)
-    schedule = SCHEDULES[run.schedule](stage, CHUNKS, loss_fn=loss_of(run, part))
+    found = loss_of(run, part)
+    called = (lambda *rows: engine.per_sample(found, *rows)) if run.function else found
+    schedule = SCHEDULES[run.schedule](stage, CHUNKS, loss_fn=called)
     return part, optimizer, engine, lambda: gc.PrivateSchedule(engine, schedule, rows=run.rows), stage
 
 
@@ -537,6 +541,12 @@ def case_refused_schedules(rank: Rank) -> Any:
         "no inputs": refusal(lambda: on() if odd else on(x)),
         "without gradients": refusal(without_gradients),
     }
+    torchs = schedule.schedule
+    torchs._loss_fn = lambda logits, labels: losses(logits, labels) - losses(logits, labels).mean()
+    told["mixed"] = refusal(lambda: on(x))  # its last micro-batch has a row that only fills
+    torchs._loss_fn = losses
+    told["mixed step"] = refusal(optimizer.step)
+    engine.discard()
     told["nothing"] = all(p.grad is None for p in part.parameters())
     on(x)
     told["by hand"] = refusal(by_hand)

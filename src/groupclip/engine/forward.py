@@ -74,6 +74,8 @@ class Forward:
 
     def per_sample(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Call any function of the samples."""
+        if self._tape.aside:
+            return function(*args)
         self._show_private()
         tensors = [t for t in tensors_in(args) if t.dim() > 0]
         lengths = sorted({t.shape[0] for t in tensors})
@@ -97,6 +99,9 @@ class Forward:
     @contextmanager
     def on(self, inputs: tuple[Any, ...]) -> Iterator[None]:
         """Let what is computed inside be of these inputs: see :meth:`groupclip.Engine.forward_on`."""
+        if self._tape.aside:
+            yield
+            return
         self._show_private()
         if not torch.is_grad_enabled():
             yield

@@ -113,8 +113,8 @@ class StagePasses:
             schedule.step(*inputs, target=target if self.stage.is_last else None, return_outputs=False, **kwargs)
             if any(map(bool, self._filled)):
                 raise UnsupportedOperation(
-                    "rows that only fill a micro-batch up have a gradient, though their losses have weight 0: the gradient of a "
-                    "row that the next stage sent isn't of this row alone"
+                    "rows that only fill a micro-batch up have a gradient, though their losses have weight 0: the loss of a row "
+                    "depends on other rows. Let loss_fn take each row's loss from this row alone (no mean over the rows)"
                 )
         except BaseException as error:
             self.step.broke()
