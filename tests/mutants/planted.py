@@ -592,6 +592,12 @@ ALONE = (
         ("autograd/dispatch.py", "        if check is not None:\n", "        if check is not None and tape.part is not None:\n"),
     ),
     mutant(
+        "weights moved as often as there are paths",
+        "what is released doesn't tell how many paths the samples took",
+        "tests/alone/test_weights.py",
+        ("alone/weights.py", "if param._version == version and not self._differs(param):", "if param._version == version:"),
+    ),
+    mutant(
         "paths of chance taken together",
         "a sample's random numbers don't hang on the other samples",
         "tests/autograd/test_chance.py",

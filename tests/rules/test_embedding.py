@@ -26,6 +26,20 @@ def test_embedding_gradients_are_dense(sparse: bool) -> None:
     assert inexact(nn.Sequential(nn.Embedding(6, 3, sparse=sparse), nn.Tanh()), (ids(6, B, 4),)) == []
 
 
+def test_a_sparse_table_of_positions() -> None:
+    """It is looked up before it meets the samples, and its gradient is pulled back."""
+
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.last = nn.Embedding(6, 3, sparse=True), nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(x * self.table(torch.tensor([0, 2, 2, 5])))
+
+    assert inexact(Positions(), (torch.randn(B, 4, 3),)) == []
+
+
 class TwoTables(nn.Module):
     """Words, segments and one table twice; a padding that is padding in one look-up and a word in the other."""
 

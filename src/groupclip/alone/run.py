@@ -23,12 +23,14 @@ from ..autograd.tensors import PrivateTensor
 from ..autograd.vmap import NATIVE, Part, natively, side_by_side
 from ..clipping.functions import LossReduction
 from ..errors import GroupClipError, UnsupportedOperation
+from ..walk import each_module
 from .arrangement import Arrangement
 from .escaped import mark
 from .inputs import Inputs, Unchanged
 from .outputs import joined, taken
 from .published import Published
 from .remembered import Remembered
+from .weights import Weights
 
 _log = logging.getLogger("groupclip")
 _said: set[str] = set()
@@ -52,6 +54,7 @@ class Alone:
         self._following = False  # it does, and where it makes them isn't known yet
         self._tries = Tries()
         self._remembered = Remembered()  # of earlier passes
+        self._weights = Weights(model, ())  # during this one
         self.in_step = False  # with other ranks: one run a pass
 
     def knows_as(self, other: Alone) -> None:
@@ -76,6 +79,7 @@ class Alone:
         """
         published, unchanged = Published(self._model, self._noise_to_come), Unchanged(inputs)
         published.say_which_hooks_sleep()
+        self._weights = weights = Weights(self._model, each_module(self._model))
         together = not inputs.batch or self._tries.is_due()
         waiting: list[list[int] | None] = [None] if together else []  # samples that go together
         slow: list[int] = [] if together else list(range(inputs.batch))
@@ -84,6 +88,7 @@ class Alone:
         while waiting:
             rows = waiting.pop()
             unchanged.require()
+            weights.require_unmoved()
             if done or rows is not None:
                 published.put_back_for_another_run()
             try:
@@ -120,6 +125,8 @@ class Alone:
         if slow:
             unchanged.require()
         done += self._one_by_one(function, inputs, sorted(slow), published, others=bool(done))
+        if slow and len(done) + together > 1:
+            weights.require_unmoved()
         if together:
             self._tries.tell(in_vain=len(slow) == inputs.batch > 0)
         if failed is not None:
@@ -162,7 +169,7 @@ class Alone:
     def _watched(self, part: Part) -> Reads:
         own = self._own if self._following else None
         check = self._remembered.refuse_use if self._remembered else None
-        return Reads(part, own, dispatch, self._tape.follow_checkpoint, check)
+        return Reads(part, own, dispatch, self._tape.follow_checkpoint, check, self._weights.about_to_give_memory)
 
     def _one_by_one(
         self, function: Function, inputs: Inputs, rows: list[int], published: Published, others: bool

@@ -39,10 +39,11 @@ class Reads(TorchFunctionMode):
     """
 
     def __init__(
-        self, part: Part, own: set[Position] | None, dispatch: Run, seen: Callable[[], None], check: Run | None = None
-    ) -> None:
+        self, part: Part, own: set[Position] | None, dispatch: Run, seen: Callable[[], None], check: Run | None = None,
+        memory: Callable[[Tensor], None] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.part, self.own, self.dispatch, self.seen, self.check = part, own, dispatch, seen, check
+        self.part, self.own, self.dispatch, self.seen, self.check, self.memory = part, own, dispatch, seen, check, memory
         self._stopped: Stop | None = None
         self._failed = False  # an operation did, and a sample alone might not have
         self._chance = Chance() if part.level and part.size > 1 else None
@@ -99,6 +100,8 @@ class Reads(TorchFunctionMode):
             self.check(func, args, kwargs)
         for kind in types:
             if kind is PrivateParameter or kind is PrivateTensor:
+                if self.memory is not None and func in _MEMORY and type(args[0]) is PrivateParameter:
+                    self.memory(args[0])
                 return self.dispatch(func, args, kwargs)
         if self.own is None:
             return run(self.part, func, args, kwargs)
@@ -287,3 +290,4 @@ SPECIAL: dict[Any, Run] = {
 }  # fmt: skip
 
 _READS = frozenset(func for func, way in SPECIAL.items() if way in (_read_number, _read_all))
+_MEMORY = frozenset((Tensor.data.__get__, Tensor.data.__set__))  # pyright: ignore[reportAttributeAccessIssue]

@@ -135,7 +135,7 @@ class Pulled(PerSample):
             (grad,) = torch.autograd.grad(
                 self.derived, self.leaf, cotangent, retain_graph=True, allow_unused=True, is_grads_batched=batched
             )
-        return grad
+        return grad if grad is None or grad.layout is torch.strided else grad.to_dense()
 
     def select(self, index: Tensor) -> Pulled:
         chosen = self.of(self.upstream.select(index))
