@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from apart import Runs, attached, drawn, linear
 from groupclip.alone.run import Alone
-from groupclip.autograd.chance import Chance
+from groupclip.autograd import reads
 
 RATE, B, PASSES = 0.2, 4, 100
 
@@ -46,7 +46,7 @@ def test_a_layer_is_dropped_as_often_as_for_a_sample_alone() -> None:
 
 
 def test_twin_samples_that_run_again_where_they_disagree_drop_it_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Chance, "decides", lambda *_: False)
+    monkeypatch.setattr(reads, "decides", lambda *_: False)
     assert share_of_dropped() < RATE - BAND
 
 

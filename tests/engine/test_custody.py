@@ -45,6 +45,78 @@ def test_a_changed_gradient_is_neither_stepped_nor_added_to(change: str) -> None
     assert engine.ledger.steps == 1
 
 
+#: Torch counts no version of these.
+UNSEEN: dict[str, Callable[[Tensor], object]] = {
+    "data, scaled": lambda g: g.data.mul_(1000.0),
+    "data, a little": lambda g: g.data.mul_(1.01),
+    "data, cut": lambda g: g.data.clamp_(-1e-3, 1e-3),
+    "data, of one entry": lambda g: g.data.view(-1)[3:4].add_(1.0),
+    "data, set": lambda g: setattr(g, "data", g.data * 2),
+    "NumPy": lambda g: g.numpy().__imul__(2),
+}
+
+
+@pytest.mark.parametrize("when", ["before the step", "between micro-batches", "in a hook after it landed"])
+@pytest.mark.parametrize("change", UNSEEN)
+def test_numbers_that_are_changed_behind_torchs_back_are_not_stepped(change: str, when: str) -> None:
+    model, optimizer, engine = attached()
+    weight = model.get_parameter("2.weight")
+    if when == "in a hook after it landed":
+
+        def changes(param: Tensor) -> None:
+            UNSEEN[change](param.grad)  # type: ignore[arg-type]
+
+        handle = weight.register_post_accumulate_grad_hook(changes)
+    engine.backward(ENTRY.losses(model, ENTRY.batch(4)))
+    if when != "in a hook after it landed":
+        UNSEEN[change](weight.grad)  # type: ignore[arg-type]
+    else:
+        handle.remove()
+    if when == "between micro-batches":
+        engine.backward(ENTRY.losses(model, ENTRY.batch(4)))
+    before = numbers(model)
+    with pytest.raises(PrivacyViolation, match=r"numbers in p\.grad were changed .*engine\.discard\(\)|isn't what the last back"):
+        optimizer.step()
+    assert same(model, before) and engine.ledger is not None and engine.ledger.steps == 0
+    engine.discard()
+    for _ in range(2):
+        engine.backward(ENTRY.losses(model, ENTRY.batch(4)))
+    optimizer.step()
+    optimizer.zero_grad()
+    engine.backward(ENTRY.losses(model, ENTRY.batch(4)))
+    optimizer.step()
+    assert engine.ledger.steps == 2
+
+
+@pytest.mark.parametrize("change", [lambda g: g.mul_(2), lambda g: g.data.mul_(2), lambda g: g.numpy().__imul__(2)])
+def test_a_hook_that_changes_a_gradient_in_place(change: Callable[[Tensor], object]) -> None:
+    """It hands on the very tensor that it was given."""
+    model, _, engine = attached()
+
+    def hook(grad: Tensor) -> None:
+        change(grad)
+
+    model.get_parameter("2.weight").register_hook(hook)
+    with pytest.raises(PrivacyViolation, match=r"a hook on parameter '2\.weight' changed its clipped gradient in place"):
+        engine.backward(ENTRY.losses(model, ENTRY.batch(4)))
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_numbers_changed_after_a_pass_of_the_users_are_not_stepped() -> None:
+    model = ENTRY.model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    engine = gc.attach(model, optimizer, "layer-wise", plan(), loss_reduction="mean")
+    for _ in range(2):
+        ENTRY.losses(model, ENTRY.batch(4)).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    ENTRY.losses(model, ENTRY.batch(4)).mean().backward()
+    model.get_parameter("2.weight").grad.data.mul_(2)  # type: ignore[union-attr]
+    with pytest.raises(PrivacyViolation, match=r"numbers in p\.grad were changed"):
+        optimizer.step()
+    engine.detach()
+
+
 def test_without_a_mechanism_gradients_are_the_users() -> None:
     """Clipping alone guarantees nothing: somebody else adds the noise."""
     model = ENTRY.model()

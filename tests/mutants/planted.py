@@ -577,7 +577,7 @@ ALONE = (
         "an input that a given-up run has changed",
         "a sample's gradient is that of the sample as it was given",
         "tests/alone/test_inputs.py::test_inputs_changed_in_place_by_a_model_that_must_run_again_are_refused",
-        ("alone/inputs.py", "t, t._version) for place, t in tensors if", "t, t._version) for place, t in () if"),
+        ("alone/inputs.py", "t._version for t in tensors if", "t._version for t in () if"),
     ),
     mutant(
         "an input that all samples write into",
@@ -592,6 +592,22 @@ ALONE = (
         ("autograd/dispatch.py", "        if check is not None:\n", "        if check is not None and tape.part is not None:\n"),
     ),
     mutant(
+        "gradients changed behind torch's back",
+        "nothing changes a clipped sum before it has noise",
+        "tests/engine/test_custody.py::test_numbers_that_are_changed_behind_torchs_back_are_not_stepped",
+        ("engine/custody.py", "self.changed.append(((now - then).abs() > _ROUNDING * (now + then)).any())", "del then"),
+    ),
+    mutant(
+        "gradients changed in place by a hook",
+        "nothing changes a clipped sum before it has noise",
+        "tests/engine/test_custody.py::test_a_hook_that_changes_a_gradient_in_place",
+        (
+            "autograd/slot.py",
+            "if grad is delivered and (grad._version != self._version or",
+            "if grad is delivered and (grad._version < self._version or",
+        ),
+    ),
+    mutant(
         "weights moved as often as there are paths",
         "what is released doesn't tell how many paths the samples took",
         "tests/alone/test_weights.py",
@@ -601,7 +617,7 @@ ALONE = (
         "paths of chance taken together",
         "a sample's random numbers don't hang on the other samples",
         "tests/autograd/test_chance.py",
-        ("autograd/reads.py", "chance.decides(func, args, kwargs, _READS)", "chance.decides(func, args, kwargs, ())"),
+        ("autograd/reads.py", "if marked and func in _DECIDES and decides(", "if marked and func in () and decides("),
     ),
     mutant(
         "saved tensors that come back changed",

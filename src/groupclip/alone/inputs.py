@@ -78,8 +78,9 @@ class Unchanged:
     """Sees whether the model's code changes its inputs in place, after which it can't run on them again."""
 
     def __init__(self, inputs: Inputs) -> None:
-        tensors = placed_tensors(inputs.args, inputs.kwargs)
-        self._versions = [(place, t, t._version) for place, t in tensors if not t.is_inference()]
+        self._inputs = inputs
+        tensors = tensors_in((inputs.args, inputs.kwargs))
+        self._versions = {id(t): t._version for t in tensors if not t.is_inference()}
 
     def require(self) -> None:
         """Check that they are as they were.
@@ -87,8 +88,8 @@ class Unchanged:
         Raises:
             UnsupportedOperation: one was changed.
         """
-        for place, tensor, version in self._versions:
-            if tensor._version != version:
+        for place, tensor in placed_tensors(self._inputs.args, self._inputs.kwargs):
+            if tensor._version != self._versions.get(id(tensor), tensor._version):
                 raise UnsupportedOperation(
                     f"the forward pass changes the input {describe(place)} in place, and it must run again (samples of this batch "
                     "take different paths, or can't run at once): the input would be changed twice. Write it out of place "

@@ -35,9 +35,9 @@ class Published:
 
     def __init__(self, model: nn.Module, guarded: bool) -> None:
         self._model, self._guarded = model, guarded
-        self._modules = each_module(model)
-        self._buffers = {m: dict(m._buffers) for m in self._modules if m._buffers}
-        self._versions = versions_in(self._modules)
+        self.modules = each_module(model)
+        self._buffers = {m: dict(m._buffers) for m in self.modules if m._buffers}
+        self._versions = versions_in(self.modules)
         self._values: list[tuple[str, Tensor, Tensor]] | None = None  # name, tensor, copy of what it was
         self._left: list[Tensor] | None = None  # what the first sample left
         self._moved = True  # the last sample may have moved some of it
@@ -46,7 +46,7 @@ class Published:
 
     def say_which_hooks_sleep(self) -> None:
         """Say, once for each class, that full backward hooks on modules don't run: torch ties them to tensors of the batch."""
-        for module in self._modules:
+        for module in self.modules:
             kind = type(module).__name__
             if (module._backward_hooks or module._backward_pre_hooks) and kind not in _said:
                 _said.add(kind)
@@ -74,7 +74,7 @@ class Published:
     def about_to_run(self) -> None:
         """Prepare a run: modules hold what they held before the first run."""
         if self._kept is None:
-            self._kept = Kept(self._modules)
+            self._kept = Kept(self.modules)
         else:
             self._kept.put_back_if_moved()
 
@@ -83,7 +83,7 @@ class Published:
         found: Left = {}
         kept = self._kept
         assert kept is not None
-        for module in self._modules:
+        for module in self.modules:
             before = self._buffers.get(module, {})
             for name, value in module._buffers.items():
                 if value is None:
@@ -210,8 +210,8 @@ class Published:
         """Watch by comparison from here on, ``shared`` too: samples run one at a time, and nothing else shows what they write."""
         if self._guarded:
             self._values = [(name, t, t.detach().clone()) for name, t in published_in(self._model)]
-        known = {id(t) for _, t, _ in self._values or []} | {id(p) for m in self._modules for p in m._parameters.values()}
-        self._carried = Carried([held for held in written_into(self._modules, shared) if id(held) not in known])
+        known = {id(t) for _, t, _ in self._values or []} | {id(p) for m in self.modules for p in m._parameters.values()}
+        self._carried = Carried([held for held in written_into(self.modules, shared) if id(held) not in known])
 
     def put_back(self) -> None:
         """Put everything back before the next sample, as it was before the first."""

@@ -23,7 +23,6 @@ from ..autograd.tensors import PrivateTensor
 from ..autograd.vmap import NATIVE, Part, natively, side_by_side
 from ..clipping.functions import LossReduction
 from ..errors import GroupClipError, UnsupportedOperation
-from ..walk import each_module
 from .arrangement import Arrangement
 from .escaped import mark
 from .inputs import Inputs, Unchanged
@@ -79,16 +78,19 @@ class Alone:
         """
         published, unchanged = Published(self._model, self._noise_to_come), Unchanged(inputs)
         published.say_which_hooks_sleep()
-        self._weights = weights = Weights(self._model, each_module(self._model))
+        self._weights = weights = Weights(self._model, published.modules)
         together = not inputs.batch or self._tries.is_due()
         waiting: list[list[int] | None] = [None] if together else []  # samples that go together
         slow: list[int] = [] if together else list(range(inputs.batch))
         failed: tuple[str, str] | None = None  # where all at once did, and why
         done: list[tuple[Part, Any]] = []
+        again = False
         while waiting:
             rows = waiting.pop()
-            unchanged.require()
-            weights.require_unmoved()
+            if again:
+                unchanged.require()
+                weights.require_unmoved()
+            again = True
             if done or rows is not None:
                 published.put_back_for_another_run()
             try:

@@ -9,14 +9,13 @@ Values are followed from draw to read by the operations of torch that the model 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..nested import PLAIN_TYPES, tensors_in
+from ..nested import tensors_in
 from .operation import is_in_place
 
 
@@ -25,7 +24,7 @@ def _of(*places: tuple[Any, str]) -> frozenset[Any]:
 
 
 #: What may draw.
-_DRAWS = _of(
+DRAWS = _of(
     (torch, "rand randn randint randperm rand_like randn_like randint_like normal bernoulli multinomial poisson binomial dropout "
      "dropout_ alpha_dropout feature_dropout feature_alpha_dropout native_dropout rrelu _standard_gamma _sample_dirichlet lstm gru "
      "rnn_tanh rnn_relu"),
@@ -42,89 +41,95 @@ _UNIT_DRAWS = _of((torch, "rand rand_like"))
 _CERTAIN = _of((torch, "isnan isinf isfinite zeros_like ones_like"), (Tensor, "isnan isinf isfinite size dim numel"))
 
 #: Results whose size, or whose truth, hangs on values.
-_SIZES = _of(
+SIZES = _of(
     (torch, "nonzero argwhere masked_select unique unique_consecutive bincount equal allclose"),
     (Tensor, "nonzero argwhere masked_select unique unique_consecutive bincount equal allclose __contains__"),
 )
-_REPEATS = _of((torch, "repeat_interleave"), (Tensor, "repeat_interleave"))
+REPEATS = _of((torch, "repeat_interleave"), (Tensor, "repeat_interleave"))
 
 _BELOW = _of((torch, "lt less"), (Tensor, "lt less __lt__"))
 _FROM = _of((torch, "ge greater_equal"), (Tensor, "ge greater_equal __ge__"))
 _ABOVE = _of((torch, "gt greater"), (Tensor, "gt greater __gt__"))
 _UP_TO = _of((torch, "le less_equal"), (Tensor, "le less_equal __le__"))
 
-_MARK = "_groupclip_chance"
-_ANY, _UNIT = 1, 2
+_COMPARES = _BELOW | _FROM | _ABOVE | _UP_TO
+
+#: What isn't marked for a marked argument, or not always.
+UNUSUAL = _CERTAIN | _COMPARES
+
+MARK = "_groupclip_chance"
+ANY, _UNIT = 1, 2
 
 
 class Chance:
-    """Follows random numbers through one run."""
+    """Follows random numbers through one run.
+
+    Attributes:
+        drawn: whether any were drawn, so far: else there is nothing to follow.
+    """
 
     def __init__(self) -> None:
-        self._drawn = False  # anything, so far
+        self.drawn = False
 
-    def before(self, func: Any) -> Tensor | None:
-        """Return what :meth:`after` compares with."""
-        return torch.get_rng_state() if func in _DRAWS else None
-
-    def after(self, func: Any, args: Any, kwargs: Any, result: Any, before: Tensor | None) -> None:
-        """Mark a result that hangs on random numbers."""
-        drawn = before is not None and _drew(before, args, kwargs)
-        self._drawn = self._drawn or drawn
-        if not self._drawn or not (drawn or (func not in _CERTAIN and _is_marked(args, kwargs))):
-            return
-        if not drawn and _is_certain(func, args):
-            return
-        kind = _UNIT if drawn and func in _UNIT_DRAWS else _ANY
-        changed = args[:1] if is_in_place(func) else ()
-        for tensor in (*tensors_in(result), *tensors_in(changed)):
-            setattr(tensor, _MARK, kind)
-
-    def decides(self, func: Any, args: Any, kwargs: Any, reads: Any) -> bool:
-        """Return whether the operation lets random numbers decide what the model's code does next.
+    def after(self, func: Any, args: Any, kwargs: Any, result: Any, before: Tensor | None, *, marked: bool) -> None:
+        """Mark a result that hangs on random numbers.
 
         Args:
-            reads: operations that give a value to the host.
+            before: the generator's state, if the operation may draw.
+            marked: an argument hangs on them.
         """
-        if not self._drawn:
-            return False
-        if func in reads or func in _SIZES:
-            return _is_marked(args, kwargs)
-        if func in _REPEATS:
-            return _is_marked(args[1:], kwargs)
-        return func is Tensor.__getitem__ and any(map(_picks, args[1] if type(args[1]) is tuple else args[1:]))
+        drawn = before is not None and _drew(before, args, kwargs, result)
+        if drawn:
+            self.drawn = True
+        elif not marked or func in _CERTAIN or (func in _COMPARES and _is_certain(func, args)):
+            return
+        kind = _UNIT if drawn and func in _UNIT_DRAWS else ANY
+        for tensor in (result,) if isinstance(result, Tensor) else tensors_in(result):
+            setattr(tensor, MARK, kind)
+        if func.__name__[-1] == "_" and is_in_place(func) and isinstance(args[0], Tensor):
+            setattr(args[0], MARK, kind)
 
 
-def _drew(before: Tensor, args: Any, kwargs: Any) -> bool:
-    if kwargs.get("generator") is not None or any(t.device.type not in ("cpu", "meta") for t in tensors_in((args, kwargs))):
-        return True  # another generator: as good as any
-    return not torch.equal(before, torch.get_rng_state())
+def decides(func: Any, args: Any, kwargs: Any, reads: Any) -> bool:
+    """Return whether an operation with a marked argument lets random numbers decide what the model's code does next.
+
+    Args:
+        reads: operations that give a value to the host.
+    """
+    if func in reads or func in SIZES:
+        return True
+    if func in REPEATS:
+        return is_marked((args[1:], kwargs))
+    return any(map(_picks, args[1] if type(args[1]) is tuple else args[1:]))
 
 
-def _is_marked(args: Any, kwargs: Any) -> bool:
-    return _any_marked(args) or (bool(kwargs) and _any_marked(kwargs.values()))
+def is_marked(value: Any) -> bool:
+    """Return whether a tensor in it hangs on random numbers."""
+    return any(MARK in t.__dict__ for t in tensors_in(value))
 
 
-def _any_marked(values: Iterable[Any]) -> bool:
-    for value in values:
-        if isinstance(value, Tensor):
-            if _MARK in value.__dict__:
-                return True
-        elif type(value) not in PLAIN_TYPES and any(_MARK in t.__dict__ for t in tensors_in(value)):
-            return True
-    return False
+def _drew(before: Tensor, args: Any, kwargs: Any, result: Any) -> bool:
+    if kwargs.get("generator") is not None:
+        return True
+    for value in (result, *args):
+        if isinstance(value, Tensor) and value.device.type not in _HERE:
+            return True  # another generator: as good as any
+    return before.numpy().tobytes() != torch.default_generator.get_state().numpy().tobytes()
+
+
+_HERE = ("cpu", "meta")
 
 
 def _picks(index: Any) -> bool:
     """Return whether a part of an index, by chance, picks more or less."""
     if isinstance(index, slice):
-        return _any_marked((index.start, index.stop, index.step))
-    return isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) and _any_marked((index,))
+        return is_marked((index.start, index.stop, index.step))
+    return isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) and MARK in index.__dict__
 
 
 def _is_certain(func: Any, args: Any) -> bool:
     """Return whether a number from 0 up to 1 is compared with one that it never or always is below: a rate of zero."""
-    if len(args) != 2 or not isinstance(args[1], (int, float)) or getattr(args[0], _MARK, _ANY) != _UNIT:
+    if len(args) != 2 or not isinstance(args[1], (int, float)) or getattr(args[0], MARK, ANY) != _UNIT:
         return False
     rate = args[1]
     if func in _BELOW or func in _FROM:

@@ -7,8 +7,6 @@ without a batching rule are run sample by sample.
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -16,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ..nested import has_numbers, instances_in, replaced, tensors_in
+from ..nested import PLAIN_TYPES, has_numbers, instances_in, replaced, tensors_in
 from .at_once import AT_ONCE
-from .chance import Chance
-from .stops import Differ, NeedsOwn, Position, Stop
-from .tensors import PrivateParameter, PrivateTensor
+from .chance import ANY, DRAWS, MARK, REPEATS, SIZES, UNUSUAL, Chance, decides, is_marked
+from .stops import Differ, NeedsOwn, Position, Stop, position
+from .tensors import PRIVATE_TYPES, PrivateParameter
 from .vmap import NestedLevel, Part, hooks_on_saved, natively
 
 Run = Callable[..., Any]
@@ -35,7 +33,7 @@ class Reads(TorchFunctionMode):
         dispatch: runs an operation on private parameters.
         seen: called at every operation under hooks on what autograd saves.
         check: called with every operation, if given.
-
+        memory: called with every parameter whose memory the model's code asks for, if given.
     """
 
     def __init__(
@@ -74,15 +72,37 @@ class Reads(TorchFunctionMode):
             del stop  # or its traceback, which holds the run's tensors, would live in a circle
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        chance, kwargs = self._chance, kwargs or {}
+        kwargs, chance, marked = kwargs or {}, self._chance, False
         try:
-            if chance is None:
-                return self._answer(func, types, args, kwargs)
-            if chance.decides(func, args, kwargs, _READS):
-                raise Differ(list(range(self.part.size)), outside=True, by_chance=True)
-            before = chance.before(func)
-            result = self._answer(func, types, args, kwargs)
-            chance.after(func, args, kwargs, result, before)
+            if chance is not None and chance.drawn:
+                for value in args:  # written out, for it is asked of every operation
+                    kind = type(value)
+                    if kind is Tensor:
+                        marked = marked or MARK in value.__dict__
+                    elif kind not in PLAIN_TYPES and kind not in PRIVATE_TYPES:
+                        marked = marked or is_marked(value)
+                marked = marked or (bool(kwargs) and is_marked(kwargs))
+                if marked and func in _DECIDES and decides(func, args, kwargs, _READS):
+                    raise Differ(list(range(self.part.size)), outside=True, by_chance=True)
+            before = torch.default_generator.get_state() if chance is not None and func in DRAWS else None
+            if hooks_on_saved(True) is not None:
+                self.seen()
+            if self.check is not None:
+                self.check(func, args, kwargs)
+            for kind in types:
+                if kind in PRIVATE_TYPES:
+                    if self.memory is not None and func in _MEMORY and type(args[0]) is PrivateParameter:
+                        self.memory(args[0])
+                    result = self.dispatch(func, args, kwargs)
+                    break
+            else:
+                result = run(self.part, func, args, kwargs) if self.own is None else self._following(func, args, kwargs)
+            if chance is not None and (marked or before is not None):
+                kind, name = type(result), func.__name__
+                if before is None and kind is Tensor and func not in UNUSUAL and (name[-1] != "_" or name[-2] == "_"):
+                    setattr(result, MARK, ANY)
+                elif before is not None or name == "__setitem__" or (kind not in PLAIN_TYPES and kind is not torch.Size):
+                    chance.after(func, args, kwargs, result, before, marked=marked)
             return result
         except Stop as stop:
             self._stopped = self._stopped or stop
@@ -93,18 +113,9 @@ class Reads(TorchFunctionMode):
             self._failed = True
             raise
 
-    def _answer(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        if hooks_on_saved(True) is not None:
-            self.seen()
-        if self.check is not None:
-            self.check(func, args, kwargs)
-        for kind in types:
-            if kind is PrivateParameter or kind is PrivateTensor:
-                if self.memory is not None and func in _MEMORY and type(args[0]) is PrivateParameter:
-                    self.memory(args[0])
-                return self.dispatch(func, args, kwargs)
-        if self.own is None:
-            return run(self.part, func, args, kwargs)
+    def _following(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operation, and note where constants are made that samples may be written into."""
+        assert self.own is not None
         try:
             result = run(self.part, func, args, kwargs)
         except NeedsOwn as needs:
@@ -116,7 +127,7 @@ class Reads(TorchFunctionMode):
             and not self.part.holds(result)
             and func.__name__ != "__get__"
         ):
-            memory, place = _memory(result), _position()
+            memory, place = _memory(result), position()
             # A view, or the tensor itself that was changed in place, isn't made here: a copy wouldn't be what is written to.
             if memory and memory not in {
                 _memory(t) for t in tensors_in((args, kwargs)) if not self.part.holds(t)
@@ -130,17 +141,6 @@ class Reads(TorchFunctionMode):
 
 def _memory(x: Tensor) -> int:
     return 0 if x.is_meta else x.untyped_storage().data_ptr()
-
-
-def _position() -> Position:
-    """Find the line of the model's code that is running."""
-    frame = sys._getframe(3)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_TORCH):
-        frame = frame.f_back
-    return frame.f_code.co_filename, frame.f_lineno
-
-
-_TORCH = os.path.dirname(torch.__file__)
 
 
 def run(part: Part, func: Any, args: Any, kwargs: Any) -> Any:
@@ -289,5 +289,7 @@ SPECIAL: dict[Any, Run] = {
     **AT_ONCE,
 }  # fmt: skip
 
+#: They give a value to the host.
 _READS = frozenset(func for func, way in SPECIAL.items() if way in (_read_number, _read_all))
+_DECIDES = _READS | SIZES | REPEATS | {Tensor.__getitem__}
 _MEMORY = frozenset((Tensor.data.__get__, Tensor.data.__set__))  # pyright: ignore[reportAttributeAccessIssue]

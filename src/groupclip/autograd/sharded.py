@@ -65,7 +65,7 @@ class ShardedSlot(Slot):
         else:
             grad.add_(total.to(own))
         grad = kept.grad
-        self.left = Left(weakref.ref(grad), grad._version, released=False)
+        self.left, self.length = Left(weakref.ref(grad), grad._version, released=False), None
         kept.note()
 
 

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from ..distributed.shards import local
-from ..errors import CoverageError
+from ..errors import CoverageError, PrivacyViolation
+from ..nested import has_numbers
 
 if TYPE_CHECKING:
     from .gate import Group
@@ -36,6 +37,10 @@ class Left(NamedTuple):
     grad: weakref.ref[Tensor]
     version: int
     released: bool
+
+
+def _alike(x: Tensor, y: Tensor) -> bool:
+    return not has_numbers(x) or torch.equal(x.nan_to_num(), y.nan_to_num())
 
 
 def holds_something(grad: Tensor | None) -> bool:
@@ -84,6 +89,7 @@ class Slot:
             noise, they would tell far more of one sample than its threshold.
         wide: the sum so far, in float32; None where ``p.grad`` holds it as it is.
         left: what the engine left in ``p.grad``.
+        length: of that, if it was taken: ``.data`` and NumPy change numbers without another version.
         kept: what this process keeps of the parameter and its gradient between passes: itself, or a shard of it.
         moved: what the optimizer moves.
     """
@@ -94,9 +100,12 @@ class Slot:
     method: str
     delivered: Tensor | None = None
     left: Left | None = None
+    length: Tensor | None = None
     keeps_wide: bool = False
     wide: Tensor | None = None
     _arriving: Tensor | None = None
+    _version: int = 0  # of what was delivered
+    _copy: Tensor | None = None  # of it, where other hooks see it
     _handles: tuple[RemovableHandle, ...] = ()
     hooked: int = 0  # the tensor inside the parameter that the hooks are on
     kept: Any = None
@@ -150,11 +159,13 @@ class Slot:
         if total.dtype != own:
             self._arriving = total if self.keeps_wide else None
             total = total.to(own)
-        self.delivered = total
+        self.delivered, self._version, self._copy = total, total._version, None
         if self._handles:
             witness, landed = self._handles
             param: Any = self.param
             before, after = param._backward_hooks, param._post_accumulate_grad_hooks
+            if len(before) > 1:
+                self._copy = total.clone()
             if next(reversed(before)) != witness.id:
                 place_last(before, witness.id)
             if next(iter(after)) != landed.id:
@@ -163,7 +174,7 @@ class Slot:
 
     def forget_delivery(self) -> None:
         """Forget what was delivered: the backward pass failed on the way."""
-        self.delivered = self._arriving = None
+        self.delivered = self._arriving = self._copy = None
 
     def landed(self, param: Tensor) -> None:
         """Hook on the parameter, after its gradient was accumulated: note it."""
@@ -173,11 +184,18 @@ class Slot:
             self.wide = arriving if onto is None else onto.add_(arriving)
         with torch._C.DisableTorchFunctionSubclass():
             grad = param.grad
+            others = len(self.param._post_accumulate_grad_hooks or ()) > 1  # pyright: ignore[reportAttributeAccessIssue]
         self.left = None if grad is None else Left(weakref.ref(grad), grad._version, released=False)
+        self.length = grad.detach().norm() if grad is not None and others else None
 
     def witness(self, grad: Tensor) -> None:
         """Hook on the parameter: nothing but the gate's clipped sum may become its gradient."""
-        delivered, self.delivered = self.delivered, None
+        delivered, self.delivered, copy, self._copy = self.delivered, None, self._copy, None
+        if grad is delivered and (grad._version != self._version or (copy is not None and not _alike(copy, grad))):
+            raise PrivacyViolation(
+                f"a hook on parameter {self.name!r} changed its clipped gradient in place, before it had noise; such a hook may "
+                "look at gradients and no more"
+            )
         if grad is not delivered:
             raise CoverageError(
                 f"a gradient reached parameter {self.name!r} that was not clipped: the parameter is used by an operation "

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Hashable
 
+import torch
 from torch import Tensor
 
 #: A place in the model's code.
@@ -35,3 +38,14 @@ class NeedsOwn(Stop):
         super().__init__(str(error))
         self.written = written
         self.made_at: Position | None = None
+
+
+def position() -> Position:
+    """Find the line of the model's code that is running, for the handler of operations."""
+    frame = sys._getframe(3)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_TORCH):
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno
+
+
+_TORCH = os.path.dirname(torch.__file__)

@@ -73,8 +73,7 @@ class _Tap(torch.autograd.Function):
         ctx.use, ctx.num_tokens = use, len(tensors) - num_outputs
         ctx.save_for_backward(*saved)
         ctx.materialize_grads = False
-        outputs = tuple(t.detach() for t in tensors[:num_outputs])
-        return outputs[0] if num_outputs == 1 else outputs
+        return tensors[0].detach() if num_outputs == 1 else tuple([t.detach() for t in tensors[:num_outputs]])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]

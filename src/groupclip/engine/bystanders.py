@@ -31,7 +31,7 @@ class Bystanders:
         if optimizer is self._optimizer():
             return
         with torch._C.DisableTorchFunctionSubclass():
-            for param in (p for group in optimizer.param_groups for p in group["params"]):
+            for param in [p for group in optimizer.param_groups for p in group["params"]]:
                 slot = param._slot if isinstance(param, PrivateParameter) else None
                 if id(param) in self._shards:
                     slot = self._shards[id(param)]()

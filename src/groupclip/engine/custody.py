@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..autograd.slot import Left, Slot, at_the_very_end, several_processes
+from ..distributed.shards import local
 from ..errors import GroupClipError, PrivacyViolation
 
 #: After something went wrong in a logical batch. One that is drawn and has no step is no batch of the plan's sampling any more.
@@ -37,6 +38,7 @@ class Custody:
     def __init__(self, slots: Sequence[Slot], *, noise_to_come: bool) -> None:
         self._slots, self._noise_to_come = slots, noise_to_come
         self.averaged = True  # by a wrapper, in several processes
+        self.changed: list[Tensor] = []  # flags on the devices: whether lengths were others when they were looked at
         for slot in slots:
             slot.keeps_wide = noise_to_come
 
@@ -79,6 +81,7 @@ class Custody:
                 "Hugging Face does in every step: docs/huggingface.md has a loop to use instead). If it was a GradScaler: "
                 f"{SCALER}. To go on, {AGAIN}"
             )
+        self._look_at_lengths(found)
 
     def was_given_up(self, found: Sequence[Found]) -> bool:
         """Return whether ``zero_grad`` cleared the sums of this logical batch before its step. They are forgotten then.
@@ -109,6 +112,7 @@ class Custody:
         """
         if self.averaged and several_processes():  # meanwhile
             self.note()
+        self.take_lengths()
         gone = [slot.name for slot, _, stands in self.look() if slot.left is not None and not stands]
         if self._noise_to_come and gone:
             raise PrivacyViolation(
@@ -120,20 +124,62 @@ class Custody:
         """Note, in a backward pass of the user's: processes may average gradients when it is complete."""
         if self.averaged and several_processes():
             at_the_very_end(self.note)
+        at_the_very_end(self.take_lengths)
+
+    def take_lengths(self) -> None:
+        """Take the lengths of what was left, to see whether its numbers change. The device isn't waited for."""
+        if self._noise_to_come:
+            held = [(slot, grad) for slot, grad, stands in self.look() if stands and grad is not None and slot.length is None]
+            for (slot, _), length in zip(held, _lengths([grad for _, grad in held]), strict=True):
+                slot.length = length
+
+    def _look_at_lengths(self, found: Sequence[Found]) -> None:
+        """See whether lengths are others than those that were taken. The device isn't waited for."""
+        held = [(slot.length, grad) for slot, grad, stands in found if stands and grad is not None and slot.length is not None]
+        alike: dict[tuple[torch.dtype, torch.device], list[tuple[Tensor, Tensor]]] = {}
+        for (then, _), now in zip(held, _lengths([grad for _, grad in held]), strict=True):
+            if then.dtype == now.dtype and then.device == now.device:  # else it was cast, or moved
+                alike.setdefault((now.dtype, now.device), []).append((then, now))
+        for pairs in alike.values():
+            then, now = (torch.stack(side) for side in zip(*pairs, strict=True))
+            self.changed.append(((now - then).abs() > _ROUNDING * (now + then)).any())
+
+    def require_lengths(self) -> None:
+        """Check that no number was changed.
+
+        Raises:
+            PrivacyViolation: the numbers of a gradient were changed.
+        """
+        if any(bool(flag) for flag in self.changed):
+            raise PrivacyViolation(
+                "numbers in p.grad were changed since the backward pass (p.grad.data, or NumPy on its memory), so the noise "
+                f"wouldn't fit them. Leave gradients alone until optimizer.step. To go on, {AGAIN}"
+            )
 
     def note(self, *, released: bool = False) -> None:
         """Note that the gradients are as the engine left them. ``released``: the noise is in them."""
+        if released:
+            self.changed.clear()
         with torch._C.DisableTorchFunctionSubclass():
             for slot in self._slots:
-                grad = slot.kept.grad
+                grad, slot.length = slot.kept.grad, None
                 slot.left = None if grad is None else Left(weakref.ref(grad), grad._version, released)
                 if slot.kept is not slot.param:
                     slot.kept.note()
 
     def drop(self) -> None:
         """Clear all of them."""
+        self.changed.clear()
         for slot in self._slots:
-            slot.kept.grad = slot.left = slot.wide = None
+            slot.kept.grad = slot.left = slot.wide = slot.length = None
+
+
+#: Of lengths, relative: another number of threads adds up otherwise.
+_ROUNDING = 1e-4
+
+
+def _lengths(grads: Sequence[Tensor]) -> Sequence[Tensor]:
+    return torch._foreach_norm([grad if type(grad) is Tensor else local(grad) for grad in grads], 2) if grads else ()  # pyright: ignore[reportPrivateImportUsage]
 
 
 def _hold_something(grads: Sequence[Tensor | None]) -> list[bool]:

@@ -47,8 +47,7 @@ class PrivateStep:
     ) -> None:  # fmt: skip
         self._slots, self._ledger, self._noise, self._amounts = slots, ledger, noise, amounts
         self._show_plain, self._show_private = plain, private
-        self._custody = Custody(slots, noise_to_come=ledger is not None)
-        self._weights = Unmoved(slots)
+        self._custody, self._weights = Custody(slots, noise_to_come=ledger is not None), Unmoved(slots)
         self._broken = self._warned = self.released = False  # released: has any step of this engine's own been counted?
         self._own_passes: set[int] = set()  # of the user's own backward that began and haven't ended
         self._owner = None if ledger is None else Owner(ledger.mechanism)
@@ -227,9 +226,10 @@ class PrivateStep:
     def _check_batch(self, ledger: Ledger, owner: Owner, found: Sequence[Found]) -> None:
         """Check what the step is about to release. Whatever the device has to be asked for in a step is asked here, at once."""
         sums = [grad if slot.wide is None else slot.sum_in(grad) for slot, grad, _ in found if grad is not None]
-        acting, finite, moved = self.samples.ask(sums, self._weights.seem_moved())
+        acting, finite, moved = self.samples.ask(sums, [*self._weights.seem_moved(), *self._custody.changed])
         if moved:
             _require_unmoved(self._weights.moved_at_step())
+            self._custody.require_lengths()
         ledger.check()
         owner.check_filling(self.samples.most, 0 if self._give_up_what_was_cleared(found) else acting)
         if not finite:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .base import PerSample
-from .norms import INSTANTIATED, accumulation_dtype, lost, square_sums
+from .norms import INSTANTIATED, WIDE, accumulation_dtype, lost, square_sums
 
 #: Numbers of all samples up to which gradients are normed and summed together with those of other parameters (:mod:`.small`).
 SMALL = 1 << 15
@@ -18,7 +18,7 @@ class Dense(PerSample):
     def __init__(self, grads: Tensor) -> None:
         self.grads = grads
         self.is_small = grads.numel() <= SMALL  # worth laying side by side with others
-        self._wide = accumulation_dtype(grads.dtype)
+        self._wide = WIDE.get(grads.dtype) or accumulation_dtype(grads.dtype)  # asked of every parameter
         self._square_norms: Tensor | None = None
 
     @property

@@ -75,12 +75,12 @@ def forming_again_is_quicker(positions: int, inputs: int, outputs: int) -> bool:
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of norms and factors: float32 or better. Complex gradients (of derived tensors) stay complex."""
-    if dtype in _WIDE:
-        return _WIDE[dtype]
+    if dtype in WIDE:
+        return WIDE[dtype]
     return torch.complex64 if dtype.is_complex else torch.float32
 
 
-_WIDE = {d: d for d in (torch.float32, torch.float64, torch.complex64, torch.complex128)}
+WIDE = {d: d for d in (torch.float32, torch.float64, torch.complex64, torch.complex128)}
 
 
 def square_sums(x: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ def square_sums(x: Tensor) -> Tensor:
     summed pairwise in float32, the blocks in float64.
     """
     rows = x if x.dim() == 2 else x.flatten(1) if x.dim() > 1 else x.unsqueeze(1)
-    wide = _WIDE.get(x.dtype, torch.float32)
+    wide = WIDE.get(x.dtype, torch.float32)
     if rows.numel() > _SQUARED and rows.shape[1] % _STRETCH == 0 and rows.is_contiguous() and not x.dtype.is_complex:
         stretches = rows.view(rows.shape[0], -1, _STRETCH)
         return torch.linalg.vector_norm(stretches, dim=2, dtype=wide).square().sum(dim=1)
