@@ -604,7 +604,7 @@ ALONE = (
         (
             "autograd/slot.py",
             "if grad is delivered and (grad._version != self._version or",
-            "if grad is delivered and (grad._version < self._version or",
+            "if grad is None and (grad._version != self._version or",
         ),
     ),
     mutant(
