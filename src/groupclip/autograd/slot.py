@@ -191,7 +191,8 @@ class Slot:
     def witness(self, grad: Tensor) -> None:
         """Hook on the parameter: nothing but the gate's clipped sum may become its gradient."""
         delivered, self.delivered, copy, self._copy = self.delivered, None, self._copy, None
-        if grad is delivered and (grad._version != self._version or (copy is not None and not _alike(copy, grad))):
+        ours = delivered is not None and grad is delivered  # where parameters are cut over ranks, None comes
+        if ours and (grad._version != self._version or (copy is not None and not _alike(copy, grad))):
             raise PrivacyViolation(
                 f"a hook on parameter {self.name!r} changed its clipped gradient in place, before it had noise; such a hook may "
                 "look at gradients and no more"
