@@ -196,10 +196,12 @@ def test_what_no_rank_runs(told_by_stages: Any, size: int) -> None:
         assert "has run before this engine was attached" in found["used"]
         for name in ("torch's", "by itself", "a function"):
             assert "is a stage of a pipeline, and it was called by itself" in found[name]
-        for name in ("others", "fewer", "other labels"):
+        for name in ("rows of another shape", "others", "fewer", "other labels"):
             assert found[name].startswith("PrivacyViolation: rank 1 has other samples than rank 0")
         assert "tensors of [4, 5] rows" in found["lengths"] and "takes inputs and target=" in found["no inputs"]
         assert "schedule.eval" in found["without gradients"] and "of one size" in found["other shapes"]
+        assert "kwargs_chunk_spec=" in found["cut otherwise"]
+        assert "lie in objects that torch" in found["not cut"] and "is a list as long as the batch (5)" in found["a list"]
         assert "no mean over the rows" in found["mixed"] and "failed half-way" in found["mixed step"]
         assert found["nothing"] and found["steps"] == 0
         for name in ("scaled", "scaled step"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections import OrderedDict, UserDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.pipelining.microbatch import TensorChunkSpec
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
@@ -521,6 +522,9 @@ def case_refused_schedules(rank: Rank) -> Any:
         "no stage": refusal(lambda: make(at=alone)),
         "interleaved": refusal(lambda: make(ScheduleInterleaved1F1B([stage], 3, loss_fn=losses))),
         "no loss": refusal(lambda: make(ScheduleGPipe(stage, 3))),
+        "cut otherwise": refusal(
+            lambda: make(ScheduleGPipe(stage, 3, loss_fn=losses, kwargs_chunk_spec={"keep": TensorChunkSpec(1)}))
+        ),
         "other rows": refusal(lambda: make(rows=2 + odd)),
         "no rows": refusal(lambda: make(rows=0)),
         "other micro-batches": refusal(lambda: make(ScheduleGPipe(stage, 3 + odd, loss_fn=losses))),
@@ -534,12 +538,15 @@ def case_refused_schedules(rank: Rank) -> Any:
         "torch's": refusal(lambda: schedule.schedule.step(*([x[:3]] if rank.rank == 0 else []), target=labels[:3])),
         "by itself": refusal(lambda: part(x if rank.rank == 0 else torch.randn(5, 4, 6, dtype=run.dtype))),
         "a function": refusal(lambda: engine.per_sample(lambda h: h, x)),
+        "rows of another shape": refusal(lambda: on(x[:, : 4 - odd])),  # and yet those of rank 0 may come again
         "others": refusal(lambda: on(x + odd)),
         "fewer": refusal(lambda: on(x[odd:], target=labels[odd:])),
         "other labels": refusal(lambda: on(x, target=labels + odd)),
         "lengths": refusal(lambda: on(x[1:] if odd else x)),
         "no inputs": refusal(lambda: on() if odd else on(x)),
         "without gradients": refusal(without_gradients),
+        "not cut": refusal(lambda: schedule.step(x, target=labels, keep=UserDict(keep=x))),
+        "a list": refusal(lambda: schedule.step(x, target=labels, lengths=[1, 2, 3, 4, 4])),
     }
     torchs = schedule.schedule
     torchs._loss_fn = lambda logits, labels: losses(logits, labels) - losses(logits, labels).mean()

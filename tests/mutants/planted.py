@@ -950,6 +950,12 @@ NOISE = (
         ("engine/passes.py", "(outputs=not stage.is_last)", "(outputs=False)"),
     ),
     mutant(
+        "what a schedule doesn't cut is seen by every sample of a stage",
+        "no sample is in sight of another",
+        "tests/distributed/test_pipeline.py",
+        ("engine/schedule.py", "        _check_cut((args, kwargs))\n", ""),
+    ),
+    mutant(
         "stages of a pipeline with other samples than each other",
         "no sample is in sight of another",
         "tests/distributed/test_pipeline.py",

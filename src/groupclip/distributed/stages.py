@@ -99,7 +99,7 @@ def check_schedule(schedule: Any) -> None:
     """Check that a schedule runs one stage, and each micro-batch backward in one pass.
 
     Raises:
-        UnsupportedOperation: it is another one, or has no loss.
+        UnsupportedOperation: it is another one, has no loss, or cuts batches in ways of its own.
     """
     name = type(schedule).__name__
     if not (type(schedule).__module__.startswith(_PIPELINING) and name in _SCHEDULES):
@@ -110,6 +110,11 @@ def check_schedule(schedule: Any) -> None:
     if schedule._loss_fn is None:
         raise UnsupportedOperation(
             f"the {name} has no loss_fn, so nothing is trained: give it one, on every rank, that returns one loss a sample"
+        )
+    if schedule._args_chunk_spec is not None or schedule._kwargs_chunk_spec is not None:
+        raise UnsupportedOperation(
+            f"the {name} has args_chunk_spec= or kwargs_chunk_spec=, which cut batches into micro-batches in other ways than by "
+            "sample, or not at all: each sample would see those of others. Leave both out; dimension 0 is the sample"
         )
 
 

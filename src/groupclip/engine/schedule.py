@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
+from ..alone.sequences import Sequences
 from ..arguments import whole
 from ..distributed.agreement import digest, told_by_all, unanimous
 from ..distributed.stages import check_schedule
@@ -44,6 +47,7 @@ class PrivateSchedule:
             raise UnsupportedOperation("the engine has no stage: give groupclip.attach stage=, on every rank")
         self._passes: StagePasses = passes
         self._like: tuple[Any, ...] | None = None  # what rows looked like at first
+        self._sequences = Sequences(guarded=True)
 
         def check() -> None:
             check_schedule(schedule)
@@ -77,6 +81,7 @@ class PrivateSchedule:
 
         Raises:
             ValueError: tensors of other lengths, or rows of another shape than before.
+            UnsupportedOperation: what has an entry for each sample, and torch doesn't cut into micro-batches.
             PrivacyViolation: other samples on another rank; gradients that another hand changed.
             RuntimeError: torch's, where another rank is lost.
 
@@ -85,6 +90,8 @@ class PrivateSchedule:
         """
         samples = (args, target, kwargs)
         self._meet(args, target, kwargs)
+        if len(target):
+            self._like = _like(samples)
         room = self._rows * self._chunks
         for first in range(0, len(target), room):
             real = min(len(target) - first, room)
@@ -121,7 +128,9 @@ class PrivateSchedule:
         lengths = sorted({len(t) if t.dim() else 0 for t in tensors_in((args, target, kwargs))})
         if len(lengths) != 1:
             raise ValueError(f"tensors of {lengths} rows: dimension 0 must be the sample, in all of them")
-        like = tuple((tuple(t.shape[1:]), str(t.dtype)) for t in tensors_in((args, target, kwargs)))
+        _check_cut((args, kwargs))
+        self._sequences.check(args, kwargs, len(target), None)
+        like = _like((args, target, kwargs))
         if self._like is not None and like != self._like and len(target):
             raise ValueError(
                 f"rows are {like}, and they were {self._like}: torch's stages receive in memory of one size. Pad all samples to "
@@ -129,8 +138,11 @@ class PrivateSchedule:
             )
         with torch._C.DisableTorchFunctionSubclass():
             self._passes.step.check_accumulation()
-        if len(target):
-            self._like = like
+
+
+def _like(samples: Any) -> tuple[Any, ...]:
+    """Return what rows look like: the shape and dtype of one, of each tensor."""
+    return tuple((tuple(t.shape[1:]), str(t.dtype)) for t in tensors_in(samples))
 
 
 def _digest(samples: Any) -> str:
@@ -143,6 +155,18 @@ def _told(tensor: Tensor) -> Iterator[Any]:
     found = marks(tensor)
     if found is not None:
         yield found.rows.tolist()
+
+
+def _check_cut(samples: Any) -> None:
+    """Refuse tensors that torch's schedules don't cut into micro-batches: every sample would see those of all."""
+    cut = Counter(id(leaf) for leaf in pytree.tree_leaves(samples))
+    held = Counter(id(t) for t in tensors_in(samples))
+    whole = [tuple(t.shape) for t in tensors_in(samples) if held[id(t)] > cut[id(t)]]
+    if whole:
+        raise UnsupportedOperation(
+            f"tensors of shapes {whole} lie in objects that torch's schedules hand whole to every micro-batch, so each sample "
+            "would see those of all: pass them in tuples, lists or dictionaries (dict(batch) of a batch of transformers)"
+        )
 
 
 def _cut(value: Any, first: int, real: int, room: int) -> Any:
