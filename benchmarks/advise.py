@@ -137,7 +137,7 @@ def main() -> None:
             scores = [run(name, start, records, point, seed, given.out).metrics["accuracy"] for seed in range(given.seeds)]
             found.append({**point, "advised": advised, "accuracy": fmean(scores), "runs": scores})
             print(name, found[-1], flush=True)
-        rows.append({"task": name, "start": start, "records": n, "points": found})
+        rows.append({"task": name, "start": start, "records": n, "inputs": inputs, "points": found})
     kept = DOCS / "advise.json"
     others = [row for row in json.loads(kept.read_text(encoding="utf-8")) if row["task"] not in {r["task"] for r in rows}]
     kept.write_text(json.dumps([*others, *rows], indent=1) + "\n", encoding="utf-8")

@@ -8,7 +8,7 @@ the smallest batch that comes within a tenth of it: fewer samples a step cost le
 Where ``B / sigma`` is the same, so is the training, which is why a rehearsal on public data can be cheap (Sander et al. 2022).
 
 *The learning rate.* It is chosen so that the noise of all steps together moves a weight by 0.1 (standard deviation), or 0.01 where
-the weights were pretrained; in a linear model with a known number of inputs, so that it moves an output by 6. So ``lr * T`` grows
+the weights were pretrained; in a linear model with a known number of inputs, so that it moves an output by 3. So ``lr * T`` grows
 about in proportion to epsilon, the linear rule of Panda et al. 2022. The recipes of Tramer and Boneh 2021, De et al. 2022 and
 Sander et al. 2022 move a weight by 0.05 to 0.15 (docs/advise.md).
 """
@@ -25,7 +25,7 @@ from groupclip.privacy.spent import checked_delta, default_delta
 
 #: What is trained -> steps to begin with, and the standard deviation by which noise moves a weight in all of them.
 STARTS: dict[str, tuple[int, float]] = {"linear": (200, 0.1), "scratch": (1000, 0.1), "pretrained": (300, 0.01)}
-OUTPUT = 6.0  # standard deviation by which noise moves an output of a linear model
+OUTPUT = 3.0  # standard deviation by which noise moves an output of a linear model
 WASTE = 1.1  # times the least share of noise
 FEWEST = 20  # steps
 MOMENTUM = 0.9
