@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 import groupclip as gc
+from groupclip.distributed.stages import check_sent
 from groupclip.errors import UnsupportedOperation
 
 PLAN = gc.Mechanism(dataset_size=40, expected_batch_size=8, steps=4, noise_multiplier=3.0)
@@ -73,3 +74,19 @@ def test_one_stage_is_trained_as_its_model_is(stage: Any) -> None:
     assert engine.ledger is not None and engine.ledger.steps == 1
     other.detach()
     engine.detach()
+
+
+def test_what_a_stage_sends_is_what_the_next_one_awaits() -> None:
+    first = torch.zeros(2, 3, requires_grad=True)
+    check_sent(first * 2, (first,))
+    check_sent((first.detach(), first), (first, first))  # no gradient here: the one that comes back is of no use
+    for sent, refused in (
+        (first[:1], r"outputs are torch.float32 \(1, 3\), and the next stage receives torch.float32 \(2, 3\)"),
+        (first.double(), r"outputs are torch.float64"),
+        ([first, first], r"outputs are torch.float32 \(2, 3\), torch.float32 \(2, 3\), and"),
+        (None, r"outputs are NoneType"),
+    ):
+        with pytest.raises(UnsupportedOperation, match=refused):
+            check_sent(sent, (first,))
+    with pytest.raises(UnsupportedOperation, match=r"outputs \[1\] have a gradient, and those that torch saw first"):
+        check_sent((first, first), (first, first.detach()))

@@ -123,19 +123,25 @@ def check_sent(outputs: Any, expected: tuple[Any, ...] | None) -> None:
 
     Args:
         outputs: of the stage: a tensor, or several.
-        expected: shapes and dtypes, as torch found them when the schedule began.
+        expected: shapes, dtypes, and whether they have gradients, as torch found them when the schedule began.
 
     Raises:
         UnsupportedOperation: other tensors; says which.
     """
-    sent = [_looks(t) for t in (outputs if isinstance(outputs, (tuple, list)) else (outputs,))]
-    awaited = [_looks(meta) for meta in expected or ()]
+    all_sent, metas = outputs if isinstance(outputs, (tuple, list)) else (outputs,), expected or ()
+    sent, awaited = [_looks(t) for t in all_sent], [_looks(meta) for meta in metas]
     if sent != awaited:
         raise UnsupportedOperation(
             f"the stage's outputs are {_listed(sent)}, and the next stage receives {_listed(awaited)}, as the first ones were: "
             "what doesn't fill its memory leaves numbers of other samples there. Let the stage return one shape and one dtype for "
             "samples of one shape (no lengths that depend on the sample; autocast in every step or in none), and evaluate on as "
             "many samples each time (n_microbatches * rows)"
+        )
+    late = [i for i, (t, meta) in enumerate(zip(all_sent, metas, strict=True)) if t.requires_grad and not meta.requires_grad]
+    if late:
+        raise UnsupportedOperation(
+            f"the stage's outputs {late} have a gradient, and those that torch saw first (or output_args=) had none, so none comes "
+            "back: let an output depend on parameters for all samples or for none (add 0 times one that does)"
         )
 
 
