@@ -167,15 +167,25 @@ def test_an_interval_is_students():
 
 
 def test_what_the_page_says_in_words_is_what_was_measured():
-    """That the gap grows in MiniLM, that planned groups need no more than layer-wise ones, and that they lose less there."""
+    """That the gap of MiniLM grows at one rate and is a fraction at the other; what planned groups need and lose."""
     results = gathered(benchmark("sizes").DOCS / "reproduction" / "sizes.json")
-    text = report.Runs(results, "minilm", families.FAMILIES["minilm"].rates[0])
-    slope = text.slope(PARAM, "loss")
-    assert slope is not None and len(slope.values) >= 2 and report.verdict(slope) == "grows"
+    first, second = (report.Runs(results, "minilm", rate) for rate in families.FAMILIES["minilm"].rates)
+    slope = first.slope(PARAM, "loss")
+    assert slope is not None and len(slope.values) == 4 and report.verdict(slope) == "grows"
     assert min(slope.values) > 0  # "in every seed"
-    ahead = text.gap("top2", LAYER, "loss", base=PLANNED)
-    assert ahead is not None and ahead.mean > 2 * ahead.error
+    for size in ("top1", "top6"):
+        small, large = first.gap(size, PARAM, "accuracy"), second.gap(size, PARAM, "accuracy")
+        assert small is not None and large is not None and large.mean < small.mean / 2
+        for style in (ALL, PARAM):
+            before, after = first.score(size, style, "accuracy"), second.score(size, style, "accuracy")
+            assert before is not None and after is not None and after.mean > before.mean
+    again = second.slope(PARAM, "accuracy")
+    assert again is not None and report.verdict(again) != "grows"
+    ahead = first.gap("top2", LAYER, "loss", base=PLANNED)
+    assert ahead is not None and ahead.sign == 1
     for name, of in families.FAMILIES.items():
-        runs = report.Runs(results, name, of.rates[0]).runs
-        peaks = {style: runs[of.planned, style, 0].peak_bytes for style in (ALL, LAYER, PLANNED)}
+        family = report.Runs(results, name, of.rates[0])
+        peaks = {style: family.runs[of.planned, style, 0].peak_bytes for style in (ALL, LAYER, PLANNED)}
         assert peaks[PLANNED] <= peaks[LAYER] < peaks[ALL]
+        less_accurate = family.gap(of.planned, LAYER, "accuracy", base=PLANNED)
+        assert less_accurate is not None and less_accurate.sign == 1

@@ -70,7 +70,7 @@ class Runs:
     """Holds the runs of one family at one learning rate, by (size, style, seed)."""
 
     def __init__(self, results: Sequence[Result], name: str, lr: float) -> None:
-        self.name, self.of = name, FAMILIES[name]
+        self.name, self.of, self.lr = name, FAMILIES[name], lr
         self.runs = {
             (r.cell["size"], r.cell["style"], r.cell["seed"]): r
             for r in results
@@ -126,9 +126,10 @@ class Runs:
 def values(results: Sequence[Result]) -> dict[str, str]:
     """Return what stands for @NAME@ in docs/reproduction/sizes.in.md."""
     main = [Runs(results, name, family.rates[0]) for name, family in FAMILIES.items()]
+    both = [Runs(results, name, rate) for name, family in FAMILIES.items() for rate in family.rates]
     return {
-        "SETTINGS": settings(main), "SCORES": scores(main), "GAPS": gaps(main), "SLOPES": slopes(main),
-        "RATES": rates(results), "PLANNED": planned(main), "HARDWARE": environments(list(results)), "ANSWER": answer(main),
+        "SETTINGS": settings(main), "SCORES": scores(main), "GAPS": gaps(main), "SLOPES": slopes(both),
+        "RATES": rates(results), "PLANNED": planned(main), "HARDWARE": environments(list(results)), "ANSWER": answer(both),
     }  # fmt: skip
 
 
@@ -136,7 +137,7 @@ def answer(main: Sequence[Runs]) -> str:
     """Write one sentence for each family: what the gap of param-wise groups does as the model grows, with its figures."""
     told = []
     for runs in main:
-        found = [(metric, runs.slope(PARAM, metric)) for metric in METRICS]
+        found = [(metric, runs.slope(PARAM, metric)) for metric in METRICS if runs.has(metric)]
         parts = []
         for metric, slope in found:
             if slope is None or len(slope.values) < 2:
@@ -148,8 +149,8 @@ def answer(main: Sequence[Runs]) -> str:
             )
         if parts:
             told.append(
-                f"- **{runs.of.title}**: each time the trained parameters double, the gap of param-wise groups to all-layer "
-                f"changes by {' and by '.join(parts)}."
+                f"- **{runs.of.title}, learning rate {runs.lr:g}**: each time the trained parameters double, the gap of "
+                f"param-wise groups to all-layer changes by {' and by '.join(parts)}."
             )
     return "\n".join(told)
 
@@ -231,7 +232,14 @@ def slopes(main: Sequence[Runs]) -> str:
                 d = slope.decimals
                 interval = f"{slope.mean - slope.half:+.{d}f} to {slope.mean + slope.half:+.{d}f}"
                 rows.append(
-                    [f"{runs.of.title}: {style}", title, len(slope.values), str(slope), interval, verdict(slope)]
+                    [
+                        f"{runs.of.title}: {style}, rate {runs.lr:g}",
+                        title,
+                        len(slope.values),
+                        str(slope),
+                        interval,
+                        verdict(slope),
+                    ]
                 )
     return table(["gap to all-layer", "in", "seeds", "growth a doubling", "95 % interval", "verdict"], rows)
 
@@ -243,10 +251,26 @@ def rates(results: Sequence[Result]) -> str:
         for rate in family.rates:
             runs = Runs(results, name, rate)
             for size in (family.sizes[0], family.sizes[-1]):
-                loss, base = runs.gap(size, PARAM, "loss"), runs.score(size, ALL, "loss")
-                if loss is not None and base is not None:
-                    rows.append([size, f"{rate:g}", _plain(base), str(loss), len(loss.values)])
-    return table(["size", "learning rate", "loss of all-layer", "param-wise: more loss", "seeds"], rows)
+                metrics = [metric for metric in ("loss", "accuracy", "auc") if runs.has(metric)]
+                gap, base = (
+                    runs.gap(size, PARAM, "loss"),
+                    [runs.score(size, ALL, metric) for metric in ("loss", "accuracy")],
+                )
+                if gap is None or base[0] is None or base[1] is None:
+                    continue
+                parts = [str(runs.gap(size, PARAM, metric)) for metric in metrics]
+                told = [_plain(score) for score in base if score is not None]
+                rows.append([size, f"{rate:g}", *told, *parts, *[""] * (3 - len(parts)), len(gap.values)])
+    heads = [
+        "size",
+        "learning rate",
+        "all-layer: loss",
+        "accuracy, %",
+        "param-wise: more loss",
+        "less accuracy",
+        "less area",
+    ]
+    return table([*heads, "seeds"], rows)
 
 
 def planned(main: Sequence[Runs]) -> str:
