@@ -545,7 +545,6 @@ def case_refused_schedules(rank: Rank) -> Any:
         "lengths": refusal(lambda: on(x[1:] if odd else x)),
         "no inputs": refusal(lambda: on() if odd else on(x)),
         "without gradients": refusal(without_gradients),
-        "not cut": refusal(lambda: schedule.step(x, target=labels, keep=UserDict(keep=x))),
         "a list": refusal(lambda: schedule.step(x, target=labels, lengths=[1, 2, 3, 4, 4])),
     }
     torchs = schedule.schedule
@@ -558,6 +557,7 @@ def case_refused_schedules(rank: Rank) -> Any:
     on(x)
     told["by hand"] = refusal(by_hand)
     told["other shapes"] = refusal(lambda: on(x[:, :3]))
+    told["not cut"] = refusal(lambda: schedule.step(x, target=labels, keep=UserDict(keep=x)))
     if odd:
         part.get_parameter("back.head.bias" if rank.size == 2 else "b.norm.bias").grad.mul_(2)  # pyright: ignore
     told["scaled"] = refusal(lambda: on(x))
