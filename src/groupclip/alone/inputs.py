@@ -89,7 +89,7 @@ class Unchanged:
             UnsupportedOperation: one was changed.
         """
         for place, tensor in placed_tensors(self._inputs.args, self._inputs.kwargs):
-            if tensor._version != self._versions.get(id(tensor), tensor._version):
+            if id(tensor) in self._versions and tensor._version != self._versions[id(tensor)]:
                 raise UnsupportedOperation(
                     f"the forward pass changes the input {describe(place)} in place, and it must run again (samples of this batch "
                     "take different paths, or can't run at once): the input would be changed twice. Write it out of place "

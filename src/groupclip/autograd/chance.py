@@ -71,7 +71,7 @@ class Chance:
     def __init__(self) -> None:
         self.drawn = False
 
-    def after(self, func: Any, args: Any, kwargs: Any, result: Any, before: Tensor | None, *, marked: bool) -> None:
+    def after(self, func: Any, args: Any, kwargs: Any, result: Any, before: bytes | None, *, marked: bool) -> None:
         """Mark a result that hangs on random numbers.
 
         Args:
@@ -108,13 +108,14 @@ def is_marked(value: Any) -> bool:
     return any(MARK in t.__dict__ for t in tensors_in(value))
 
 
-def _drew(before: Tensor, args: Any, kwargs: Any, result: Any) -> bool:
+def _drew(before: bytes, args: Any, kwargs: Any, result: Any) -> bool:
     if kwargs.get("generator") is not None:
         return True
     for value in (result, *args):
         if isinstance(value, Tensor) and value.device.type not in _HERE:
             return True  # another generator: as good as any
-    return before.numpy().tobytes() != torch.default_generator.get_state().numpy().tobytes()
+    with torch._C._DisableTorchDispatch():
+        return before != torch.default_generator.get_state().numpy().tobytes()
 
 
 _HERE = ("cpu", "meta")
