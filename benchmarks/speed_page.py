@@ -37,14 +37,20 @@ def quickest(facts: Facts) -> float:
     return min(found["wall"]["ratio"]["median"] for way, found in facts["ways"].items() if way.startswith("groupclip"))
 
 
+def ratios(facts: Facts) -> list[str]:
+    found = (ratio(facts, way) for way in COLUMNS.values())
+    return [facts["name"], *(f"{one:.2f}" if one is not None else "refuses" for one in found)]
+
+
 def summary(models: dict[str, Facts]) -> str:
-    rows = []
-    for name, facts in models.items():
-        found = (ratio(facts, way) for way in COLUMNS.values())
-        cells = [f"{one:.2f}" if one is not None else "refuses" for one in found]
-        best, flat = GOALS[name]
-        rows.append([facts["name"], *cells, f"{best:.2f} / {flat:.2f}"])
+    rows = [[*ratios(facts), "{:.2f} / {:.2f}".format(*GOALS[name])] for name, facts in models.items()]
     return table(["model", *COLUMNS, "goal (best / all-layer)"], rows)
+
+
+def rounded(models: dict[str, Facts]) -> str:
+    """Models in mixed precision, over plain training in the same."""
+    rows = [[*ratios(facts), f"{facts['ways']['plain']['wall']['ms']:.0f}"] for facts in models.values()]
+    return table(["model", *COLUMNS, "plain, ms"], rows)
 
 
 def met(models: dict[str, Facts]) -> str:
@@ -116,9 +122,11 @@ def growth(found: Facts) -> str:
 
 def page(facts: Facts) -> str:
     text = WORDS.read_text(encoding="utf-8")
+    models = {name: facts["models"][name] for name in GOALS}
+    others = {name: found for name, found in facts["models"].items() if name not in GOALS}
     values = {
-        "ENVIRONMENT": environment(facts["environment"]), "SUMMARY": summary(facts["models"]), "MET": met(facts["models"]),
-        "LIMITS": limits(facts["models"]), "LEAST": least(facts["models"], facts["weights"]),
+        "ENVIRONMENT": environment(facts["environment"]), "SUMMARY": summary(models), "MET": met(models),
+        "LIMITS": limits(models), "LEAST": least(models, facts["weights"]), "ROUNDED": rounded(others),
         "MODELS": "\n\n".join(model(each) for each in facts["models"].values()),
         "GROWTH": growth(facts["growth"]),
     }  # fmt: skip

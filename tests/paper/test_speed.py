@@ -40,7 +40,7 @@ def test_the_page_is_made_from_the_figures_that_are_kept(page: ModuleType) -> No
 
 def test_every_model_and_size_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     made = script("speed", monkeypatch)
-    assert list(kept()["models"]) == list(made.CASES)
+    assert list(kept()["models"]) == [*made.CASES, *made.ROUNDED]
     assert list(kept()["weights"]) == list(made.CASES)
     assert list(kept()["growth"]) == ["samples", "positions", "width", "depth"]
     assert all(len(rows) == 4 for rows in kept()["growth"].values())
@@ -72,6 +72,19 @@ def test_a_language_model_has_one_loss_a_sample(monkeypatch: pytest.MonkeyPatch)
     rows = [words[i : i + 1] for i in range(3)]
     alone = torch.cat([made.Words("one", case.model, (row,), row).losses(case.model) for row in rows])
     torch.testing.assert_close(case.losses(case.model), alone)
+
+
+def test_mixed_precision_has_losses_in_float32_of_products_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, tiny = script("speed", monkeypatch), script("tiny", monkeypatch)
+    torch.manual_seed(0)
+    case = made.rounded(tiny.mlp())
+    seen = []
+    case.model[0].register_forward_hook(lambda _, inputs, output: seen.append(output.dtype))
+    losses = case.losses(case.model)
+    assert losses.dtype == torch.float32 and seen == [torch.bfloat16] and case.name.endswith("bfloat16")
+    exact = tiny.Case(case.name, case.model, case.inputs, case.labels).losses(case.model)
+    assert not torch.equal(losses, exact)
+    torch.testing.assert_close(losses, exact, rtol=0.02, atol=0.02)
 
 
 def test_the_script_for_a_gpu_runs_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
