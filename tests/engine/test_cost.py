@@ -144,10 +144,10 @@ def test_twin_a_step_that_asks_for_every_parameter_is_noticed(monkeypatch: pytes
     private = Steps("all-layer")
     check = PrivateStep._check_batch
 
-    def asks(self: PrivateStep, ledger: Any, owner: Any, found: Any) -> None:
+    def asks(self: PrivateStep, ledger: Any, owner: Any, found: Any, lengths: Any) -> None:
         for _, grad, _ in found:
             bool(grad.isfinite().all())
-        check(self, ledger, owner, found)
+        check(self, ledger, owner, found, lengths)
 
     monkeypatch.setattr(PrivateStep, "_check_batch", asks)
     with Asked() as asked:

@@ -7,7 +7,7 @@ lets it stay too long is found out here, for all parameters in one look.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -56,8 +56,8 @@ class Custody:
                 found.append((slot, grad, stands))
         return found
 
-    def check(self, found: Sequence[Found]) -> None:
-        """Check that more may be added to the gradients, or noise.
+    def check(self, found: Sequence[Found]) -> Mapping[Slot, Tensor]:
+        """Check that more may be added to the gradients, or noise. Return the lengths of those that were looked at.
 
         Raises:
             GroupClipError: one is the last step's private gradient.
@@ -70,7 +70,7 @@ class Custody:
                 "logical batch, or it would be added to the new one"
             )
         if not self._noise_to_come:
-            return
+            return {}
         others = [(slot.name, grad) for slot, grad, stands in found if not stands and grad is not None]
         held = _hold_something([grad for _, grad in others])
         changed = [name for (name, _), holds in zip(others, held, strict=True) if holds]
@@ -81,7 +81,7 @@ class Custody:
                 "Hugging Face does in every step: docs/huggingface.md has a loop to use instead). If it was a GradScaler: "
                 f"{SCALER}. To go on, {AGAIN}"
             )
-        self._look_at_lengths(found)
+        return self._look_at_lengths(found)
 
     def was_given_up(self, found: Sequence[Found]) -> bool:
         """Return whether ``zero_grad`` cleared the sums of this logical batch before its step. They are forgotten then.
@@ -112,8 +112,9 @@ class Custody:
         """
         if self.averaged and several_processes():  # meanwhile
             self.note()
-        self.take_lengths()
-        gone = [slot.name for slot, _, stands in self.look() if slot.left is not None and not stands]
+        found = self.look()
+        self._take_lengths(found)
+        gone = [slot.name for slot, _, stands in found if slot.left is not None and not stands]
         if self._noise_to_come and gone:
             raise PrivacyViolation(
                 f"in the backward pass, a hook changed the clipped gradient of {some(gone)} or took it away, before it had noise; "
@@ -124,25 +125,28 @@ class Custody:
         """Note, in a backward pass of the user's: processes may average gradients when it is complete."""
         if self.averaged and several_processes():
             at_the_very_end(self.note)
-        at_the_very_end(self.take_lengths)
+        at_the_very_end(lambda: self._take_lengths(self.look()))
 
-    def take_lengths(self) -> None:
+    def _take_lengths(self, found: Sequence[Found]) -> None:
         """Take the lengths of what was left, to see whether its numbers change. The device isn't waited for."""
         if self._noise_to_come:
-            held = [(slot, grad) for slot, grad, stands in self.look() if stands and grad is not None and slot.length is None]
+            held = [(slot, grad) for slot, grad, stands in found if stands and grad is not None and slot.length is None]
             for (slot, _), length in zip(held, _lengths([grad for _, grad in held]), strict=True):
                 slot.length = length
 
-    def _look_at_lengths(self, found: Sequence[Found]) -> None:
-        """See whether lengths are others than those that were taken. The device isn't waited for."""
-        held = [(slot.length, grad) for slot, grad, stands in found if stands and grad is not None and slot.length is not None]
+    def _look_at_lengths(self, found: Sequence[Found]) -> Mapping[Slot, Tensor]:
+        """See whether lengths are others than those that were taken; return them. The device isn't waited for."""
+        held = [(slot, grad) for slot, grad, stands in found if stands and grad is not None and slot.length is not None]
+        lengths = dict(zip([slot for slot, _ in held], _lengths([grad for _, grad in held]), strict=True))
         alike: dict[tuple[torch.dtype, torch.device], list[tuple[Tensor, Tensor]]] = {}
-        for (then, _), now in zip(held, _lengths([grad for _, grad in held]), strict=True):
-            if then.dtype == now.dtype and then.device == now.device:  # else it was cast, or moved
+        for slot, now in lengths.items():
+            then = slot.length
+            if then is not None and then.dtype == now.dtype and then.device == now.device:  # else it was cast, or moved
                 alike.setdefault((now.dtype, now.device), []).append((then, now))
         for pairs in alike.values():
             then, now = (torch.stack(side) for side in zip(*pairs, strict=True))
             self.changed.append(((now - then).abs() > _ROUNDING * (now + then)).any())
+        return lengths
 
     def require_lengths(self) -> None:
         """Check that no number was changed.

@@ -83,16 +83,25 @@ class SamplesSeen:
         self.counts = seen
         self._norms.clear()
 
-    def ask(self, sums: Sequence[Tensor], flags: Sequence[Tensor]) -> tuple[int, bool, bool]:
+    def ask(
+        self, sums: Sequence[Tensor], flags: Sequence[Tensor], lengths: Sequence[Tensor | None] | None = None
+    ) -> tuple[int, bool, bool]:
         """Return the most samples that act in a group, if the sums are finite, and if a flag is set: one read of the device.
 
         Nothing of a sum's size is made.
+
+        Args:
+            sums: of clipped gradients.
+            flags: booleans without dimensions.
+            lengths: of each sum; None where it isn't known.
         """
         self._count()
         filled = [total for total in sums if total.numel()]
-        # Twenty times as quick as the largest numbers, on the CPU; of a finite sum, it may overflow, and then these are asked.
-        lengths = torch._foreach_norm(filled, 2) if filled else ()  # pyright: ignore[reportPrivateImportUsage]
-        numbers = [*self._acting.values(), *flags, *lengths]
+        known = [length for length in lengths or () if length is not None]
+        if len(known) < len(sums):
+            unknown = filled if not known else [t for t, n in zip(sums, lengths or (), strict=True) if n is None and t.numel()]
+            known += _lengths(unknown)
+        numbers = [*self._acting.values(), *flags, *known]
         if not numbers:
             return 0, True, False
         home = numbers[0].device
@@ -101,9 +110,14 @@ class SamplesSeen:
         for groups in self._acting:
             for group in groups:
                 counts[group] += int(told.pop(0))
-        flagged, lengths = told[: len(flags)], told[len(flags) :]
-        finite = all(map(math.isfinite, lengths)) or _are_finite(filled)
+        flagged, norms = told[: len(flags)], told[len(flags) :]
+        finite = all(map(math.isfinite, norms)) or _are_finite(filled)
         return _most(counts), finite, any(flagged)
+
+
+def _lengths(sums: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return the 2-norms, twenty times as quick as the largest numbers on the CPU. Of a finite sum, one may overflow."""
+    return torch._foreach_norm(sums, 2) if sums else ()  # pyright: ignore[reportPrivateImportUsage, reportArgumentType]
 
 
 def _are_finite(sums: Sequence[Tensor]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -198,8 +198,7 @@ class PrivateStep:
         if called_by_scaler():
             raise PrivacyViolation(f"optimizer.step was called by a GradScaler: {SCALER}")
         found = self._custody.look()
-        self._custody.check(found)
-        self._check_batch(self._ledger, self._owner, found)
+        self._check_batch(self._ledger, self._owner, found, self._custody.check(found))
         return found
 
     def _give_up_what_was_cleared(self, found: Sequence[Found]) -> bool:
@@ -223,10 +222,14 @@ class PrivateStep:
                 "groupclip.logical_batches(dataset, mechanism)"
             )
 
-    def _check_batch(self, ledger: Ledger, owner: Owner, found: Sequence[Found]) -> None:
+    def _check_batch(
+        self, ledger: Ledger, owner: Owner, found: Sequence[Found], lengths: Mapping[Slot, Tensor]
+    ) -> None:
         """Check what the step is about to release. Whatever the device has to be asked for in a step is asked here, at once."""
-        sums = [grad if slot.wide is None else slot.sum_in(grad) for slot, grad, _ in found if grad is not None]
-        acting, finite, moved = self.samples.ask(sums, [*self._weights.seem_moved(), *self._custody.changed])
+        there = [(slot, grad) for slot, grad, _ in found if grad is not None]
+        sums = [grad if slot.wide is None else slot.sum_in(grad) for slot, grad in there]
+        known = [lengths.get(slot) if slot.wide is None else None for slot, _ in there]
+        acting, finite, moved = self.samples.ask(sums, [*self._weights.seem_moved(), *self._custody.changed], known)
         if moved:
             _require_unmoved(self._weights.moved_at_step())
             self._custody.require_lengths()
