@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..autograd.reads import key_of
 from ..autograd.vmap import NATIVE, Part
-from ..nested import instances_in, is_record, replaced
+from ..nested import PLAIN_TYPES, instances_in, is_record, replaced
 from .outputs import Rows, same
 
 #: What every module of torch holds.
@@ -61,13 +61,14 @@ class Kept:
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self._before = {module: dict(module.__dict__) for module in modules}
         self._contents: dict[int, tuple[Any, Any]] = {}
-        self._containers: dict[nn.Module, list[str]] = {}  # names
+        self._containers: dict[nn.Module, list[tuple[str, bool]]] = {}  # names; whether it holds nothing but numbers and texts
         self._is_as_before = True
         for module, held in self._before.items():
             for name, value in held.items():
                 if (type(value) is dict or type(value) is list) and name not in OF_MODULES:
-                    self._contents[id(value)] = (value, copy.copy(value))
-                    self._containers.setdefault(module, []).append(name)
+                    self._contents[id(value)] = (value, value.copy())
+                    plain = PLAIN_TYPES.issuperset(map(type, value.values() if type(value) is dict else value))
+                    self._containers.setdefault(module, []).append((name, plain))
 
     def before(self, module: nn.Module, name: str) -> Any:
         """Return the attribute; a list or dictionary has what was in it."""
@@ -80,13 +81,16 @@ class Kept:
 
     def now(self) -> Iterator[tuple[nn.Module, str, Any]]:
         """Yield the attributes that may have changed: another object, or a list or dictionary."""
-        self._is_as_before = not self._containers
+        self._is_as_before = True
         for module, before in self._before.items():
             held = module.__dict__
             # Most modules leave nothing, which is quick to see: the very same objects under the same names.
             if len(held) == len(before) and all(map(is_, held.values(), before.values())) and held.keys() == before.keys():
-                for name in self._containers.get(module, ()):
-                    yield module, name, before[name]
+                for name, plain in self._containers.get(module, ()):
+                    # Adapters hold dozens of settings: the same numbers as before are nothing left.
+                    if not (plain and is_unchanged(before[name], self._contents[id(before[name])][1])):
+                        self._is_as_before = False
+                        yield module, name, before[name]
                 continue
             self._is_as_before = False
             for name, value in held.items():
