@@ -110,6 +110,27 @@ def test_the_first_records_alone_are_trained_on(data, tmp_path):
     assert result.settings["workload"]["records"] == 120 and result.privacy["sample_rate"] == 60 / 120
 
 
+def test_features_under_way_go_on_where_they_were(tmp_path):
+    asked: list[range] = []
+    orders = {"stop"}
+
+    def make(rows: range) -> torch.Tensor:
+        if len(asked) == 2 and "stop" in orders:
+            raise KeyboardInterrupt
+        asked.append(rows)
+        return torch.arange(rows.start, rows.stop).view(-1, 1, 1) * torch.ones(1, 2, 3)
+
+    path = tmp_path / "features.npy"
+    with pytest.raises(KeyboardInterrupt):
+        made._write(path, make, 11, 3)
+    assert not path.exists() and asked == [range(3), range(3, 6)]
+    orders.clear()
+    made._write(path, make, 11, 3)
+    assert asked == [range(3), range(3, 6), range(6, 9), range(9, 11)]  # none was made twice
+    assert np.array_equal(np.load(path), np.arange(11, dtype=np.float16)[:, None].repeat(6, 1))
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_grey_images_are_taken_without_their_margin(tmp_path):
     grey = np.random.default_rng(0).integers(0, 256, (40, 28, 28)).astype(np.uint8)
     labels = np.arange(40) % 4
@@ -184,9 +205,10 @@ def test_a_network_from_scratch_trains_on_views_whose_mean_is_clipped(data, tmp_
         assert torch.allclose(grad, want[name], rtol=1e-3, atol=1e-7), name
 
 
-def test_the_row_for_a_gpu_is_complete(capsys):
+def test_rows_for_a_gpu_are_complete(capsys):
     assert command_line(["reproduce", "records", "--dry-run", "--json"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)["dry_runs"]
+    plain, found = json.loads(capsys.readouterr().out)["dry_runs"]
+    assert plain["row"] == "cifar10-tempered" and plain["views"] == 1 and 500_000 < plain["parameters"] < 650_000
     assert found["row"] == "cifar10-wrn" and found["views"] == 16 and found["steps"] == 2500
     assert found["sample_rate"] == 4096 / 50_000 and 2.5 < found["noise_multiplier"] < 3.5  # De et al. have 3
     assert command_line(["reproduce", "records", "--row", "mnist", "--dry-run"]) == 2

@@ -26,8 +26,8 @@ def jobs(rows: Iterable[Row], seeds: Sequence[int], data: Path, out: Path, *, pr
     """Return the runs of rows, all rows of a seed before the next seed.
 
     Args:
-        seeds: number the runs. Sampling and noise come from the operating system, and the linear model begins at zero (a network
-            with weights of the seed).
+        seeds: number the runs. Sampling and noise come from the operating system. A linear model begins at zero, a network with
+            weights of the seed.
         data: folder of the files. out: folder of results; features lie in out/made.
         private: False: the same without clipping and noise, to see what privacy costs.
     """
@@ -46,15 +46,16 @@ def _job(row: Row, seed: int, data: Path, kept: Path, private: bool) -> Job:
 def _preparing(row: Row, data: Path, kept: Path, settings: TrainSettings) -> Callable[[], tuple[Workload, TrainSettings]]:
     if not row.features:
         return lambda: (from_scratch(row, data / row.file, settings.seed, settings.views), settings)
-    return lambda: (workload(row, data, kept), settings)
+    return lambda: (workload(row, data, kept, settings.seed), settings)
 
 
-def workload(row: Row, data: Path, kept: Path) -> Workload:
-    """Make the features of a row, and a linear model on them, of zeros."""
+def workload(row: Row, data: Path, kept: Path, seed: int) -> Workload:
+    """Make the features of a row, and its network with the weights of this seed; or a linear model, of zeros."""
     train, test = features(row.features, data / row.file, kept, row.first)
+    inputs = train.values.shape[1]
     return Workload(
         name=row.name,
-        model=linear(train.values.shape[1], train.classes),
+        model=linear(inputs, train.classes) if row.network is None else row.network.build(train.classes, seed),
         train=train,  # type: ignore[arg-type]  # its items are row numbers
         collate=train.batch,
         losses=losses,

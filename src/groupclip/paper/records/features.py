@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +21,9 @@ from ...tasks.scattering import scattered
 from ..scaled.vision_data import read, scaled
 from ..source import needed_files
 from .efficientnet import efficientnet
-from .mirrored import mirrored
+from .mirrored import everywhere, mirrored
 
-_CHUNKS = {"scattering": 256, "mirrored": 256, "efficientnet": 64, "minilm": 4096}  # records at once
+_CHUNKS = {"scattering": 256, "mirrored": 256, "scaled": 256, "pixels": 4096, "efficientnet": 64, "minilm": 4096}  # records at once
 _ENLARGED = 96  # pixels, for the encoder of images
 _TOKENS = 64
 
@@ -84,41 +85,39 @@ def features(kind: str, file: Path, kept: Path, first: int | None = None) -> tup
 
 
 def _write(path: Path, make: Callable[[range], Tensor], count: int, size: int) -> None:
-    """Write features chunk by chunk, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    under_way = path.with_suffix(f".{os.getpid()}.tmp")
-    held: np.ndarray | None = None
+    """Write features, whole or not at all. Parts of a call that was stopped are kept, and aren't made again."""
+    parts = path.with_suffix(".parts")
+    parts.mkdir(parents=True, exist_ok=True)
+    chunks = [range(first, min(first + size, count)) for first in range(0, count, size)]
+    files = [parts / f"{rows.start}-{rows.stop}.npy" for rows in chunks]
     with torch.no_grad():
-        for first in range(0, count, size):
-            rows = range(first, min(first + size, count))
-            chunk = make(rows).to(torch.float16).flatten(1).numpy()
-            if held is None:
-                held = np.lib.format.open_memmap(under_way, "w+", np.float16, (count, chunk.shape[1]))
-            held[first : first + len(chunk)] = chunk
-    assert held is not None
+        for file, rows in zip(files, chunks, strict=True):
+            if not file.exists():
+                under_way = file.with_suffix(f".{os.getpid()}.tmp")
+                with under_way.open("wb") as stream:
+                    np.save(stream, make(rows).to(torch.float16).flatten(1).numpy())
+                os.replace(under_way, file)
+    whole = path.with_suffix(f".{os.getpid()}.tmp")
+    held = np.lib.format.open_memmap(whole, "w+", np.float16, (count, np.load(files[0], mmap_mode="r").shape[1]))
+    for file, rows in zip(files, chunks, strict=True):
+        held[rows.start : rows.stop] = np.load(file)
     held.flush()
-    os.replace(under_way, path)
+    os.replace(whole, path)
+    shutil.rmtree(parts)
 
 
-def _scattering(file: Path, _: Path) -> Made:
-    """Scattering of two scales, normalised in 27 groups of maps within each image (grey images as they were, 28 x 28)."""
-
-    def maker(pixels: Tensor, grey: bool) -> Callable[[range], Tensor]:
-        cut = pixels[:, :1, 2:30, 2:30] if grey else pixels
-        return lambda rows: scattered(scaled(cut[rows.start : rows.stop]))
-
-    sets = dict(zip(("train", "test"), read(file), strict=True))
-    return {split: (maker(images.pixels, _is_grey(images.pixels)), images.labels) for split, images in sets.items()}
-
-
-def _mirrored(file: Path, _: Path) -> Made:
-    """Scattering of coloured images, the same for mirror images: see :mod:`groupclip.paper.records.mirrored`."""
+def _of_images(function: Callable[[Tensor], Tensor]) -> Callable[[Path, Path], Made]:
+    """Make features by a function of images in [-1, 1], which have three colours, or one and the 28 x 28 pixels that they had."""
 
     def maker(pixels: Tensor) -> Callable[[range], Tensor]:
-        return lambda rows: mirrored(scaled(pixels[rows.start : rows.stop]))
+        cut = pixels[:, :1, 2:30, 2:30] if _is_grey(pixels) else pixels
+        return lambda rows: function(scaled(cut[rows.start : rows.stop]))
 
-    sets = dict(zip(("train", "test"), read(file), strict=True))
-    return {split: (maker(images.pixels), images.labels) for split, images in sets.items()}
+    def made(file: Path, _: Path) -> Made:
+        sets = dict(zip(("train", "test"), read(file), strict=True))
+        return {split: (maker(images.pixels), images.labels) for split, images in sets.items()}
+
+    return made
 
 
 def _is_grey(pixels: Tensor) -> bool:
@@ -165,8 +164,10 @@ def _minilm(file: Path, _: Path) -> Made:
 
 
 MAKERS: dict[str, Callable[[Path, Path], Made]] = {
-    "scattering": _scattering,
-    "mirrored": _mirrored,
+    "scattering": _of_images(lambda images: scattered(images)),  # 27 groups of maps, normalised within each image
+    "mirrored": _of_images(mirrored),
+    "scaled": _of_images(everywhere),
+    "pixels": _of_images(lambda images: images),
     "efficientnet": _efficientnet,
     "minilm": _minilm,
 }

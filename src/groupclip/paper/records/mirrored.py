@@ -33,6 +33,16 @@ def mirrored(images: Tensor) -> Tensor:
     return (_both(images) - mean) / deviation
 
 
+def everywhere(images: Tensor) -> Tensor:
+    """Return the features of images as they are, for a network of convolutions; scaled by constants as :func:`mirrored` does.
+
+    Returns:
+        float32 ``[N, 81 C, H // 4, W // 4]``.
+    """
+    mean, deviation = usual(*images.shape[1:], both=False)
+    return (scattered(images, groups=0) - mean) / deviation
+
+
 def _both(images: Tensor) -> Tensor:
     """Add the features of each image and of its mirror image; the right half is the left one's mirror image, nearly."""
     both = scattered(images, groups=0) + scattered(images.flip(3), groups=0)
@@ -40,9 +50,13 @@ def _both(images: Tensor) -> Tensor:
 
 
 @functools.cache
-def usual(channels: int, height: int, width: int) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation of each map over images of noise, ``[81 C, 1, 1]``: the same at every call."""
-    maps = _both(noise_images(_IMAGES, channels, height, width))
+def usual(channels: int, height: int, width: int, both: bool = True) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation of each map over images of noise, ``[81 C, 1, 1]``: the same at every call.
+
+    both: of an image and its mirror image; False: of images as they are.
+    """
+    images = noise_images(_IMAGES, channels, height, width)
+    maps = _both(images) if both else scattered(images, groups=0)
     return maps.mean((0, 2, 3))[:, None, None], maps.std((0, 2, 3))[:, None, None]
 
 

@@ -1,4 +1,4 @@
-"""A network of a row that begins from random weights, on augmented views of images; and the row without its training."""
+"""A network of a row that begins from random weights, on images or augmented views of them; and the row without its training."""
 
 from __future__ import annotations
 
@@ -35,10 +35,12 @@ def from_scratch(row: Row, file: Path, seed: int, views: int) -> Workload:
 def _workload(row: Row, train: Images, test: Images, seed: int, views: int) -> Workload:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = WideResNet(train.classes)
+        model = WideResNet(train.classes) if row.network is None else row.network.build(train.classes, seed)
 
     def losses(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         images, labels = batch
+        if views == 1:  # images as they are
+            return F.cross_entropy(model(images), labels, reduction="none")
         outputs = model(augmented(images, views, crop=4, flip=True))  # [B, K, classes]
         return F.cross_entropy(outputs.movedim(2, 1), labels[:, None].expand(-1, views), reduction="none").mean(1)
 
@@ -47,7 +49,7 @@ def _workload(row: Row, train: Images, test: Images, seed: int, views: int) -> W
         collate=train.batch, losses=losses, evaluate=lambda model: _accuracy(model, test),
         description={
             "data": row.data, "records": len(train), "held_out": len(test), "classes": train.classes, "notes": list(row.notes),
-            "views": "shifted by up to 4 pixels, and mirrored or not",
+            "views": "shifted by up to 4 pixels, and mirrored or not" if views > 1 else "images as they are",
         },
     )  # fmt: skip
 
