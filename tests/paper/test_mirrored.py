@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from groupclip.paper.records import features as made
-from groupclip.paper.records.mirrored import mirrored, noise_images, usual
+from groupclip.paper.records.mirrored import everywhere, mirrored, noise_images, usual
 from groupclip.paper.scaled.vision_data import read
 from groupclip.paper.scaled.vision_made import write_made
 from groupclip.tasks.scattering import scattered
@@ -36,6 +36,17 @@ def test_it_is_made_of_the_two_images_scattering():
     mean, deviation = usual(3, 16, 16)
     assert mean.shape == deviation.shape == (243, 1, 1)
     assert torch.allclose(mirrored(x) * deviation + mean, both[..., :2], atol=1e-5)
+
+
+def test_features_of_images_as_they_are_have_constants_of_their_own():
+    x = images(100)
+    mean, deviation = usual(3, 16, 16, both=False)
+    assert torch.allclose(everywhere(x) * deviation + mean, scattered(x, groups=0), atol=1e-5)
+    assert not torch.allclose(everywhere(x[:3]), everywhere(x[:3].flip(3)).flip(3), atol=0.1)  # angles differ
+    found = everywhere(x)
+    assert found.shape == (100, 243, 4, 4) and found.mean((0, 2, 3)).abs().max() < 0.4
+    assert 0.7 < found.std((0, 2, 3)).min() <= found.std((0, 2, 3)).max() < 1.4
+    assert torch.equal(found[:5], torch.cat([everywhere(one[None]) for one in x[:5]]))
 
 
 def test_an_image_s_features_are_its_own_to_the_bit():
@@ -67,4 +78,8 @@ def test_a_row_reads_them(tmp_path):
     x = (read(file)[0].pixels[[7, 3]].float() - 127.5) / 127.5
     rows, _ = train.batch([7, 3])
     assert torch.equal(rows, mirrored(x).flatten(1).to(torch.float16).float()) and not torch.equal(rows[0], rows[1])
+    as_they_are, _ = made.features("scaled", file, tmp_path / "kept")
+    assert torch.equal(as_they_are.batch([7, 3])[0], everywhere(x).flatten(1).to(torch.float16).float())
+    pixels, _ = made.features("pixels", file, tmp_path / "kept")
+    assert torch.equal(pixels.batch([7, 3])[0], x.flatten(1).to(torch.float16).float())
     read.cache_clear()
