@@ -75,7 +75,7 @@ class Streamed(PerSample):
     def blocks(self) -> Iterator[tuple[slice, Dense]]:
         """Yield consecutive samples and their gradients, until all have been. Those of one block are valid until the next."""
         room = min(_AT_ONCE, self.num_samples * self._kept // 2)
-        few = max(1, room // max(1, self._numbers))
+        few = _shared_out(max(1, room // max(1, self._numbers)))
         memory: Tensor | None = None
         for start in range(0, max(1, self.num_samples), few):
             end = min(start + few, self.num_samples)
@@ -140,3 +140,9 @@ class FormedAgain(Streamed):
     def _weights(self, which: slice, grads: Dense, factors: Tensor) -> Tensor:
         stated, now = self._squares[which], grads.square_norms()
         return factors[which] * torch.where(now > stated, stated / now, 1.0).sqrt()
+
+
+def _shared_out(few: int) -> int:
+    """Return how many samples to take at once, of at most ``few``: each of the CPU's threads multiplies one, and none waits."""
+    threads = torch.get_num_threads()
+    return few - few % threads if few > threads else few
