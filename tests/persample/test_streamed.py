@@ -165,6 +165,17 @@ def test_what_is_streamed(positions: int, inputs_of: int, outputs: int, samples:
         assert not isinstance(Outer(torch.zeros(a.shape), torch.zeros(g.shape)).settle(LAST), Streamed)
 
 
+@pytest.mark.parametrize(("threads", "sizes"), [(1, [3, 3, 1]), (2, [2, 2, 2, 1]), (3, [3, 3, 1]), (8, [3, 3, 1])])
+def test_each_thread_has_a_sample_of_a_block(threads: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three samples at most, two threads take two: of the third, one would wait for the other."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(streamed, "_AT_ONCE", 3 * 1600)
+    whole = Outer(torch.randn(SAMPLES, POSITIONS, 40), torch.randn(SAMPLES, POSITIONS, 40), inputs_first=False)
+    blocks = list(Streamed(whole, 1600, 10**6).blocks())
+    assert [len(grads.instantiate()) for _, grads in blocks] == sizes
+    assert [which.stop - which.start for which, _ in blocks] == sizes
+
+
 def test_there_is_no_second_product() -> None:
     """Of two linear layers the private pass has the plain one's products and no other, and no input gradient of the first."""
     torch.manual_seed(0)
