@@ -541,3 +541,25 @@ def test_a_call_that_fails_anyway_is_no_violation() -> None:
             nn.Linear(5, 3), lambda m, x, y: F.cross_entropy(m(x), y.float(), reduction="none"), (x, y), "layer-wise"
         )
     assert isinstance(refusal.value.__cause__, RuntimeError)
+
+
+SEEN: list[int] = []  # samples in each call of ``counted``; no part of the function, whose own lists a check puts back
+
+
+def counted(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    SEEN.append(len(x))
+    return cross_entropy(model, x, y)
+
+
+def test_a_pass_serves_several_comparisons() -> None:
+    """Of which none is left out for that: each is refused where it fails, here and in the tests above."""
+
+    def passes(forward: Callable[..., Tensor]) -> list[int]:
+        SEEN.clear()
+        gc.check(Made(forward).train(), counted, images(), "layer-wise")
+        return list(SEEN)
+
+    singles, beside, attached = [1, 1, 1], [2, 2], [6, 2, 2]
+    assert passes(lambda m, x: m.head(F.dropout(x, 0.5))) == [2, 1, *singles, 6, *beside, *attached]
+    several = passes(lambda m, x: m.head(x + torch.rand(len(x), 4)))  # which one pair doesn't tell from noise that is shared
+    assert several == [2, 1, 2, *singles, 6, 2, *beside, *attached]

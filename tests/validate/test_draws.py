@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 import groupclip as gc
 from groupclip.validate.draws_elsewhere import SEEDS
+from groupclip.validate.replay import Replays
+from groupclip.validate.samples import Batch
 from small import Made, cross_entropy, images
 
 Forward = Callable[..., Tensor]
@@ -161,6 +163,53 @@ def test_diffusion_with_times_and_noise_of_the_loss() -> None:
     gc.check(Denoiser(), losses, images(), "layer-wise")
     with pytest.raises(gc.PrivacyViolation, match="the loss of a sample depends on the other"):
         gc.check(Denoiser(), lambda m, x, y: losses(m, x, y, True), images(), "layer-wise")
+
+
+def dropped(m: Any, x: Tensor) -> Tensor:
+    return m.head(F.dropout(F.dropout(x, 0.5) + 0.1 * torch.randn_like(x), 0.3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_first_pass_draws_what_its_samples_always_draw(dtype: torch.dtype) -> None:
+    """So it needn't be made again; what it drew is still to be learnt then."""
+    x, y = images()
+    model, data = Made(dropped).to(dtype).train(), Batch((x.to(dtype), y))
+    replays, pairs = Replays(model, cross_entropy, 3), [(0, 2), (1, 0)]
+    found = replays.rehearse([data.pick(*each) for each in pairs], data.pick(0), 0, every=False)
+    assert len(found.traces) == 1
+    with replays.alike((0, 2)), torch.no_grad():
+        again = replays.loss(data.pick(0, 2))
+    assert found.loss == float(again[0])
+    with replays.alike((0,)), torch.no_grad():
+        assert found.loss == pytest.approx(float(replays.loss(data.pick(0))), rel=1e-6)
+    assert len(replays.rehearse([data.pick(*each) for each in pairs], data.pick(0), 0).traces) == 2
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda x: torch.rand(len(x), 4), lambda x: torch.rand(()), lambda x: torch.rand(len(x), 1), lambda x: torch.rand(2, 4)[:1],
+        lambda x: torch.randn_like(x[:1]), lambda x: torch.randn_like(torch.ones(2, 4))[:1],
+        lambda x: torch.randn_like(x.repeat(2, 1))[: len(x)], lambda x: torch.from_numpy(np.random.rand(len(x), 4)).to(x.dtype),
+    ],
+)  # fmt: skip
+def test_a_first_pass_that_may_draw_something_else_is_made_again(draw: Callable[[Tensor], Tensor]) -> None:
+    model, data = Made(lambda m, x: m.head(x + draw(x))), Batch(images())
+    found = Replays(model, cross_entropy, 3).rehearse([data.pick(0, 2), data.pick(1, 0)], data.pick(0), 0, every=False)
+    assert found.loss is None and len(found.traces) == 2
+
+
+def test_a_draw_that_is_ragged_in_other_samples_is_no_mixing() -> None:
+    """The first samples have one row each, so their draw looks like one of single samples."""
+
+    def forward(m: Any, x: Tensor, mask: Tensor) -> Tensor:
+        rows = F.dropout(m.head(x[mask]), 0.5)
+        return rows.new_zeros(*mask.shape, 3).masked_scatter(mask[..., None].expand(*mask.shape, 3), rows).sum(1)
+
+    x, y = images(5, 3, 4)
+    mask = torch.tensor([[1, 0, 0], [1, 1, 0], [0, 1, 0], [1, 1, 1], [0, 1, 0]]).bool()
+    losses = lambda m, x, mask, y: F.cross_entropy(m(x, mask), y, reduction="none")  # noqa: E731
+    gc.check(Made(forward).train(), losses, (x, mask, y), "layer-wise")
 
 
 def test_checkpoints_draw_again_what_they_drew() -> None:

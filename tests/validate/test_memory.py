@@ -187,6 +187,21 @@ def test_a_count_that_few_samples_change(odd: int) -> None:
         gc.check(Made(coarse, mean=torch.zeros(())), cross_entropy, (x, y), "layer-wise", samples=4)
 
 
+def test_what_only_the_whole_batch_leaves_is_looked_into() -> None:
+    """A pass on samples 0 and 2 leaves nothing, and samples alone leave nothing; sample 1 beside others does."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        if len(x) > 1 and bool((x[:, 0] > 5).any()):
+            m.mean = x.mean(0)
+        return m.head(x)
+
+    x, y = images(6)
+    gc.check(Made(forward, mean=torch.zeros(4)), cross_entropy, (x, y), "layer-wise")
+    x[1, 0] = 6.0
+    with pytest.raises(gc.PrivacyViolation, match=r"^mean changes with the samples"):
+        gc.check(Made(forward, mean=torch.zeros(4)), cross_entropy, (x, y), "layer-wise")
+
+
 def test_large_tensors_are_copied_once() -> None:
     """A loss function may close over a whole data set."""
     copies: Any = {}

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,11 +27,12 @@ from ..engine.attach import attach
 from ..errors import GroupClipError, PrivacyViolation
 from ..partition.choose import partition
 from ..partition.groups import Partition
-from .coverage import Coverage, ParameterUse, slow, table
+from .coverage import Coverage, slow
 from .memory import notes_on_memory
 from .mixing import blame
 from .reduced import what_is_wrong
 from .replay import Losses, ReducedLoss, Replays, kept_gradients
+from .report import CheckReport
 from .samples import Batch, told
 from .single import Sample, alone
 from .sums import Sums
@@ -45,34 +45,6 @@ _PAIRS = 16
 
 #: A group whose gradient is this small beside the whole is judged by the whole: there is only rounding in it.
 _FLOOR = 1e-4
-
-
-@dataclass(frozen=True)
-class CheckReport:
-    """Holds what was found right.
-
-    Attributes:
-        uses: the coverage table, one row a trainable parameter.
-        replayed: the neighbouring batches that came out right.
-        warnings: what is right and slow, or couldn't be seen.
-    """
-
-    uses: tuple[ParameterUse, ...]
-    replayed: tuple[str, ...]
-    warnings: tuple[str, ...]
-
-    def table(self) -> str:
-        """Write the coverage table as text: one row a trainable parameter."""
-        return table(self.uses)
-
-    def __str__(self) -> str:
-        lines = [
-            self.table(),
-            "",
-            *(f"right: {what}" for what in self.replayed),
-            *(f"note: {w}" for w in self.warnings),
-        ]
-        return "\n".join(lines)
 
 
 def check(
@@ -150,14 +122,14 @@ def _fails_as_it_is(replays: Replays, data: Batch) -> Exception | None:
 def _check_batch(replays: Replays, data: Batch, groups: Partition) -> CheckReport:
     """Check the batch as it reads; if that fails, leave numbers of positions that are as long as the batch whole."""
     try:
-        return _Check(replays, data, groups).run()
+        return _judge(replays, data, groups)
     except Exception as error:
         positions = data.positions
         if not positions:
             raise
         whole = Batch(data.given, shared=frozenset(positions))
         try:
-            report = _Check(replays, whole, groups).run()
+            report = _judge(replays, whole, groups)
         except Exception as second:
             # A refusal tells more than whatever the model raises if what it needs as long as the batch is left whole.
             raise (error if isinstance(error, GroupClipError) else second) from None
@@ -165,14 +137,31 @@ def _check_batch(replays: Replays, data: Batch, groups: Partition) -> CheckRepor
         return dataclasses.replace(report, warnings=(*report.warnings, note))
 
 
-class _Check:
-    """One run of :func:`check`."""
+def _judge(replays: Replays, data: Batch, groups: Partition) -> CheckReport:
+    """Let first passes serve several comparisons. If anything is found wrong then, find it with passes for each."""
+    quick = _Check(replays, data, groups, every=False)
+    try:
+        return quick.run()
+    except Exception:
+        if quick.compared:  # there was nothing to share
+            raise
+    return _Check(replays, data, groups, every=True).run()
 
-    def __init__(self, replays: Replays, data: Batch, groups: Partition) -> None:
+
+class _Leaves(Exception):
+    """A large batch leaves something, as a small one doesn't."""
+
+
+class _Check:
+    """One run of :func:`check`; ``every``: each comparison has passes of its own."""
+
+    def __init__(self, replays: Replays, data: Batch, groups: Partition, every: bool) -> None:
         self.replays, self.data, self.groups, self.samples = replays, data, groups, replays.total
-        self.coverage = Coverage()
+        self.every, self.coverage = every, Coverage()
         self.tolerance = Tolerance.of(torch.float64)  # until dtypes are known
         self.notes: list[str] = []
+        self.beside: float | None = None  # the loss of sample 0 with the last one beside it, if it is known
+        self.compared = True  # whether what different samples leave was compared, not only that a pass leaves nothing
 
     def run(self) -> CheckReport:
         everyone, last = range(self.samples), self.samples - 1
@@ -182,7 +171,7 @@ class _Check:
         self.tolerance = Tolerance.of(max((s.dtype for s in singles), key=lambda d: torch.finfo(d).eps))
         order = another_order(self.data.size, self.samples)
         whole, *_ = [self._losses_keep_apart(round_, singles, order) for round_ in self.replays.rounds]
-        self.notes += stands(self.replays, self.data, singles[0].loss, self.tolerance)
+        self.notes += stands(self.replays, self.data, singles[0].loss, self.beside, self.tolerance)
         large = self._large(singles[last], last)
         engine = attach(self.replays.model, None, self.groups, None, clip=Abadi(), thresholds=self._thresholds(singles))
         engine._tape.observer = self.coverage
@@ -208,15 +197,17 @@ class _Check:
 
     def _keep_nothing(self) -> None:
         """Neither model nor loss may keep what samples left, and be saved or go on with it. Learns what a pass draws."""
-        orders = [(0, 1), (1, 2)] if self.samples > 2 else [(0, 1), (1, 1), (0, 0)]
+        orders = [(0, self.samples - 1), (1, 0)] if self.samples > 2 else [(0, 1), (1, 1), (0, 0)]
         pairs, one = [self.data.pick(*order) for order in orders], self.data.pick(0)
         try:
-            traces = self.replays.rehearse(pairs, one, 0)
+            rehearsed = self.replays.rehearse(pairs, one, 0, self.every)
         except ReducedLoss:
             raise what_is_wrong(self.replays, self.data) from None
-        self.notes += notes_on_memory(self.replays, pairs, traces, 0)
+        self.compared = len(rehearsed.traces) > 1
+        self.beside = None if self.every else rehearsed.loss
+        self.notes += notes_on_memory(self.replays, pairs, rehearsed.traces, 0)
         for round_ in self.replays.rounds[1:]:
-            traces = self.replays.rehearse(pairs, one, round_)
+            traces = self.replays.rehearse(pairs, one, round_).traces
             self.notes += [n for n in notes_on_memory(self.replays, pairs, traces, round_) if n not in self.notes]
 
     def _keep_nothing_of_any(self, singles: list[Sample]) -> None:
@@ -256,8 +247,12 @@ class _Check:
         orders = [order]
         if script.ordered or script.differs_elsewhere or script.chance:  # what is drawn may say what is done
             orders += [list(everyone), [self.samples - 1, 0]]
-        whole, *_ = [keep_apart(self.replays, self.data, each, round_, own, self.tolerance) for each in orders]
-        return whole
+        look = not self.compared
+        whole, *_ = [keep_apart(self.replays, self.data, each, round_, own, self.tolerance, look) for each in orders]
+        losses, left = whole
+        if left:
+            raise _Leaves
+        return losses
 
     def _losses_as_attached(self, order: list[int], plain: list[float], attached: list[float]) -> None:
         """Return the losses of all samples, which the attached model runs alone; not only of those that were looked at."""

@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..autograd.pass_state import Tape
 from ..autograd.vmap import NATIVE
 from .beside import asked, drawn_apart, layout
-from .kinds import CANDIDATES, PICKED, SHARED, Drawn, Kind, Stand, quantile, share_of, stream
+from .kinds import CANDIDATES, PICKED, SHARED, Drawn, Kind, Stand, guess, quantile, share_of, stream
 from .places import Places, state_of_torch
 
 _aten = torch.ops.aten
@@ -56,6 +56,7 @@ class Draws(TorchDispatchMode):
         self._kinds, self._stand, self._devices, self._own = kinds, stand, devices, own
         self.places = Places(tape, stand.samples)
         self.made: list[Drawn] = []
+        self.guessed: list[Kind | None] = []  # of each that is recorded, what it was held as
         self.half = False  # whether anything was computed in half precision (autocast, say)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -105,7 +106,10 @@ class Draws(TorchDispatchMode):
 
     def _record(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         place, _ = self._place(func, args)
-        result = func(*args, **kwargs)
+        kind = guess(_name(func), args, len(self._stand.samples))
+        result = None if kind is None else self._by_sample(place, self._stand.samples, kind, func, args, kwargs)
+        self.guessed.append(None if result is None else kind)
+        result = func(*args, **kwargs) if result is None else result
         drawn = Drawn(_name(func), _plain(args), tuple(_first(result).shape), asked(args))
         self.made.append(drawn)
         like = drawn if len(self._stand.samples) > 1 else next(iter(self._like[place : place + 1]), None)
@@ -123,16 +127,26 @@ class Draws(TorchDispatchMode):
         kind = self._kinds[place] if place < len(self._kinds) else None
         if kind is None or kind.single.what != _name(func) or kind.axis is None:
             return self._of_all(func, args, kwargs)
+        result = self._by_sample(place, samples, kind, func, args, kwargs)
+        return _constant(func, args, kwargs) if result is None else result
+
+    def _by_sample(
+        self, place: int, samples: Sequence[int], kind: Kind, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Return the draw, each sample's from a stream of its own; None if it isn't made so: an order of samples that multinomial
+        draws, say.
+        """
+        assert kind.axis is not None
         calls = self._calls(kind, args, len(samples))
         if calls is None:
-            return _constant(func, args, kwargs)
+            return None
         try:
             parts = [
                 self._of_sample(place, sample, kind, func, call, kwargs)
                 for sample, call in zip(samples, calls, strict=True)
             ]
-        except RuntimeError:  # it isn't made sample by sample: an order of samples that multinomial draws, say
-            return _constant(func, args, kwargs)
+        except RuntimeError:
+            return None
         if args and isinstance(args[0], Tensor) and _shares(_first(parts[0]), args[0]):
             return args[0]  # in place
         return _join(parts, kind.axis)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 #: Which of several candidates a shared number is in each round: the middle one, the lowest, the highest.
 PICKED = (0.5, 0.0, 1.0)
 CANDIDATES = 33
@@ -48,6 +50,16 @@ def classified(single: Sequence[Drawn], batches: Sequence[Sequence[Drawn]], size
         except ValueError:
             kinds.append(None)
     return kinds
+
+
+def guess(what: Any, args: Sequence[Any], size: int) -> Kind | None:
+    """Say what a draw would be that has a number for each of the first tensor, whose dimension 0 holds ``size`` samples, as
+    dropout's are; None if its arguments don't look so. Single samples have to confirm it.
+    """
+    if not args or not isinstance(args[0], Tensor) or args[0].dim() == 0 or args[0].shape[0] != size:
+        return None
+    shape = (1, *args[0].shape[1:])
+    return None if math.prod(shape) == 1 else Kind(Drawn(what, None, shape, shape), 0)
 
 
 def axis_of(one: Drawn, many: Drawn, size: int) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,8 @@ from ..autograd.pass_state import Tape
 from ..errors import PrivacyViolation
 from .draws import Draws
 from .draws_elsewhere import DrawsElsewhere
-from .kinds import PICKED, Drawn, Kind, Stand, classified
+from .kinds import PICKED, Drawn, Stand, classified
+from .passes import Pass, Rehearsal, Script, Trace
 from .state import Copies, State, Weights
 
 #: Seed of the model's own generators in the first round: no other's.
@@ -28,62 +28,6 @@ Losses = Callable[..., Tensor]
 
 class ReducedLoss(ValueError):
     """The loss function gave one number for a batch."""
-
-
-@dataclass(frozen=True)
-class Script:
-    """Says what a pass draws.
-
-    Attributes:
-        torch, elsewhere: of torch, and of numpy and Python.
-        single: what a sample alone draws of torch.
-        chance: more than numbers of single samples.
-    """
-
-    torch: list[Kind | None]
-    elsewhere: list[Kind | None]
-    chance: bool
-    single: Sequence[Drawn] = ()
-
-    @property
-    def differs_elsewhere(self) -> bool:
-        """Whether every sample draws NumPy numbers separately."""
-        return any(kind is not None and kind.axis is not None for kind in self.elsewhere)
-
-    @property
-    def ordered(self) -> bool:
-        """Whether samples draw single numbers: something may be done by them, or in their order."""
-        return any(
-            k is not None and k.axis is not None and math.prod(k.single.shape) == 1
-            for k in (*self.torch, *self.elsewhere)
-        )
-
-
-@dataclass(frozen=True)
-class Trace:
-    """Holds what a pass left behind: values by name, and weights that aren't what they were."""
-
-    state: State
-    weights: dict[str, Tensor]
-
-    def differing(self, other: Trace) -> dict[str, bool]:
-        """Return names of what isn't the same in the other, and whether ``state_dict`` holds it."""
-        found = dict.fromkeys(self.state.differing(other.state))
-        names = dict.fromkeys([*self.weights, *other.weights])
-        moved = [
-            n
-            for n in names
-            if n not in self.weights or n not in other.weights or not torch.equal(self.weights[n], other.weights[n])
-        ]
-        return {n: self.state.saves(n) or other.state.saves(n) for n in found} | dict.fromkeys(moved, True)
-
-
-@dataclass
-class Pass:
-    """A pass under way."""
-
-    draws: Draws
-    elsewhere: DrawsElsewhere
 
 
 @dataclass
@@ -155,7 +99,7 @@ class Replays:
         draws = Draws(kinds, stand, self._devices, own, self.tape, self._drawn, like, single)
         try:
             with _seed(self._devices), elsewhere.held(), draws, self._tell(draws, elsewhere):
-                yield Pass(draws, elsewhere)
+                yield Pass(draws, elsewhere, state)
         finally:
             self.own_generators |= state.positions != before or elsewhere.generators
             state.restore()
@@ -181,31 +125,41 @@ class Replays:
         finally:
             tape.told = before
 
-    def rehearse(self, pairs: Sequence[tuple[Any, ...]], one: tuple[Any, ...], round_: int) -> list[Trace]:
+    def rehearse(
+        self, pairs: Sequence[tuple[Any, ...]], one: tuple[Any, ...], round_: int, every: bool = True
+    ) -> Rehearsal:
         """Learn what passes of this round draw.
 
         Args:
             pairs: batches of two samples.
             one: the first sample alone.
-
-        Returns:
-            What each of ``pairs`` left behind, all with the same draws.
+            every: whether to pass all of ``pairs``, also if the first tells enough.
         """
         self.scripts.pop(round_, None)  # of another reading of the batch
-        traces, made = [], []
-        for arguments in pairs:
+        with self.alike((0, 1), round_) as first, torch.no_grad():
+            losses, trace = self._loss_of_several(pairs[0], one), self.trace()
+            left = self.left_by(first, trace)
+        with self.alike((0,), round_, first.draws.made) as single, torch.no_grad():
+            self.loss_of_one(one)
+        self._learn(round_, single, [first])
+        same = not self.scripts[round_].chance and single.draws.guessed == first.draws.guessed == self.scripts[round_].torch
+        made, traces = [first], [trace]
+        for arguments in () if same and not left and not every else pairs[1:]:
+            self.scripts.pop(round_)
             with self.alike((0, 1), round_) as several, torch.no_grad():
                 self._loss_of_several(arguments, one)
                 traces.append(self.trace())
             made.append(several)
-        with self.alike((0,), round_, made[0].draws.made) as single, torch.no_grad():
-            self.loss_of_one(one)
+            self._learn(round_, single, made)
+        return Rehearsal(traces, float(losses[0]) if same and losses.shape == (2,) else None)
+
+    def _learn(self, round_: int, single: Pass, made: Sequence[Pass]) -> None:
+        """Write the script of the round by what a sample alone drew, and batches of two."""
         of_torch = classified(single.draws.made, [p.draws.made for p in made], 2)
         elsewhere = classified(single.elsewhere.made, [p.elsewhere.made for p in made], 2)
         drawn = self.own_generators or any(p.elsewhere.numbers or p.elsewhere.made for p in made)
         chance = drawn or any(kind is not None and kind.is_shared_number for kind in of_torch)
         self.scripts[round_] = Script(of_torch, elsewhere, chance, single.draws.made)
-        return traces
 
     def left_behind(self, pairs: Sequence[tuple[Any, ...]], round_: int) -> list[Trace]:
         """Return what batches of two samples leave behind, all with the same draws."""
@@ -216,9 +170,9 @@ class Replays:
                 traces.append(self.trace())
         return traces
 
-    def _loss_of_several(self, arguments: tuple[Any, ...], one: tuple[Any, ...]) -> None:
+    def _loss_of_several(self, arguments: tuple[Any, ...], one: tuple[Any, ...]) -> Tensor:
         try:
-            self.loss(arguments)
+            return self.loss(arguments)
         except Exception:
             self.loss_of_one(one)  # where that fails too, it says more
             raise
@@ -226,6 +180,10 @@ class Replays:
     def trace(self) -> Trace:
         """Return what there is now."""
         return Trace(self.state(), self.weights.look())
+
+    def left_by(self, made: Pass, trace: Trace) -> bool:
+        """Return whether a pass has changed anything, and be it only another number for what there was."""
+        return bool(Trace(made.before, {}).differing(trace))
 
     @property
     def rounds(self) -> range:

@@ -55,6 +55,7 @@ class State:
     leaves: dict[str, Leaf] = field(default_factory=dict)
     generators: list[Any] = field(default_factory=list)
     _undo: list[Callable[[], None]] = field(default_factory=list)
+    _empty: list[Any] = field(default_factory=list)  # containers, most of them for hooks that nobody has
     _seen: set[int] = field(default_factory=set)
     _alive: list[Any] = field(default_factory=list)  # what is looked at must live, or its id may be another's
     _copies: Copies = field(default_factory=dict)
@@ -68,6 +69,9 @@ class State:
         return state
 
     def restore(self) -> None:
+        for container in self._empty:
+            if container:
+                container.clear()
         for undo in reversed(self._undo):
             undo()
 
@@ -215,6 +219,9 @@ class State:
 
     def _keep(self, value: Any) -> None:
         """Put back which objects a container holds: others may rely on the container itself."""
+        if not value and isinstance(value, (dict, list, set, deque)):
+            self._empty.append(value)
+            return
         content: Any = (
             dict(value) if isinstance(value, dict) else list(value) if isinstance(value, deque) else value.copy()
         )

@@ -29,18 +29,24 @@ def another_order(size: int, known: int) -> list[int]:
 
 
 def keep_apart(
-    replays: Replays, data: Batch, order: Sequence[int], round_: int, alone: Mapping[int, float], tolerance: Tolerance
-) -> list[float]:
-    """Check that some samples have their own losses in a batch of this order. Return the losses of all.
+    replays: Replays, data: Batch, order: Sequence[int], round_: int, alone: Mapping[int, float], tolerance: Tolerance,
+    look: bool = False,
+) -> tuple[list[float], bool]:  # fmt: skip
+    """Check that some samples have their own losses in a batch of this order.
 
     Args:
         alone: sample -> its loss; of others nothing is known.
+        look: whether to look at what the pass leaves.
+
+    Returns:
+        The losses of all, and whether the pass was seen to leave anything.
 
     Raises:
         PrivacyViolation: they aren't: names the module or the loss.
     """
-    with replays.alike(order, round_), torch.no_grad():
+    with replays.alike(order, round_) as made, torch.no_grad():
         losses = replays.loss(data.pick(*order))
+        left = look and replays.left_by(made, replays.trace())
     if tuple(losses.shape) != (len(order),):
         raise PrivacyViolation(
             f"loss_fn gave losses of shape {tuple(losses.shape)} for a batch of {len(order)} samples: it must be ({len(order)},)"
@@ -48,14 +54,15 @@ def keep_apart(
     for sample, here in zip(order, losses.tolist(), strict=True):
         if sample in alone and not tolerance.loss(here, alone[sample]):
             raise PrivacyViolation(blame(replays, data, round_, order))
-    return losses.tolist()
+    return losses.tolist(), left
 
 
-def stands(replays: Replays, data: Batch, own: float, tolerance: Tolerance) -> list[str]:
+def stands(replays: Replays, data: Batch, own: float, beside: float | None, tolerance: Tolerance) -> list[str]:
     """Check that the loss of sample 0 is the same, to a bit or two, whatever stands beside it.
 
     Args:
         own: its loss alone.
+        beside: its loss with the last sample that is looked at beside it; None if that isn't known.
 
     Returns:
         Notes on what the model can't take.
@@ -64,14 +71,14 @@ def stands(replays: Replays, data: Batch, own: float, tolerance: Tolerance) -> l
         PrivacyViolation: it isn't.
     """
     last = replays.total - 1
-    pairs = [("another sample beside it", data.pick(0, last), (0, last))]
-    pairs.append((ZEROED, data.changed([0, 1], times={1: 0.0}), (0, 1)))
+    pairs = [("another sample beside it", data.pick(0, last), (0, last), beside)]
+    pairs.append((ZEROED, data.changed([0, 1], times={1: 0.0}), (0, 1), None))
     if data.has_real_inputs:
-        pairs.append((ENLARGED, data.changed([0, 1], times={1: LARGE}), (0, 1)))
+        pairs.append((ENLARGED, data.changed([0, 1], times={1: LARGE}), (0, 1), None))
     notes, before = [], None
-    for what, arguments, samples in pairs:
+    for what, arguments, samples, known in pairs:
         try:
-            here = _first_loss(replays, arguments, samples)
+            here = _first_loss(replays, arguments, samples) if known is None else known
         except Exception as error:
             if what not in (ZEROED, ENLARGED):
                 raise
