@@ -90,10 +90,19 @@ def test_a_budget_is_kept_with_the_fewest_groups(planner: Planner) -> None:
     assert len(tight.partition) > 1
 
 
+def test_one_group_is_taken_where_one_fits(small) -> None:
+    """The cost model takes one group of these layers for larger than it is."""
+    planner = Planner(*small)
+    one = planner.least(1)
+    assert max(one.group_peaks.values()) > one.predicted_peak
+    assert len(planner.within(one.predicted_peak).partition) == 1
+    assert len(planner.within(one.predicted_peak - 1).partition) > 1
+
+
 def test_more_memory_buys_time(quick: Planner, least: Plan) -> None:
     tight, wide = quick.within(least.predicted_peak), quick.within(10**12)
     assert wide.seconds < tight.seconds
-    assert wide.seconds == sum(min(o.seconds for o in layer.options) for layer in quick.layers)
+    assert wide.seconds == sum(min(o.seconds for o in layer.options if not o.alone) for layer in quick.layers)
 
 
 def test_a_budget_that_cannot_be_met_says_the_least_that_can(quick: Planner, least: Plan) -> None:

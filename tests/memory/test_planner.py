@@ -14,7 +14,7 @@ from benchmark import benchmark
 from groupclip.memory.cost import LayerCost, Option, group_peak
 from groupclip.memory.fact import Fact
 from groupclip.memory.methods import least_bytes, least_seconds
-from groupclip.memory.planner import fewest_groups, greatest, least_peak, least_sum
+from groupclip.memory.planner import greatest, least_peak, least_peaks, least_sum
 from groupclip.memory.trace import Linear
 
 
@@ -45,18 +45,25 @@ def networks(draw) -> tuple[LayerCost, ...]:
         level = held + draw(number)
         shared = {i: 3 * i for i in draw(st.sets(st.integers(1, 3)))}
         return Option(
-            method, level + draw(number), level, held, draw(number), float(draw(number)), tuple(shared.items())
-        )
+            method, level + draw(number), level, held, draw(number), float(draw(number)), tuple(shared.items()),
+            draw(number), method == "alone",
+        )  # fmt: skip
 
     n = draw(st.integers(1, 5))
-    return tuple(
-        LayerCost(str(i), draw(number), tuple(option(m) for m in ("gram", "instantiated")[: draw(st.integers(1, 2))]))
-        for i in range(n)
+    ways = st.sampled_from((("gram",), ("gram", "instantiated"), ("gram", "alone"), ("gram", "instantiated", "alone")))
+    return tuple(LayerCost(str(i), draw(number), tuple(option(m) for m in draw(ways))) for i in range(n))
+
+
+def choices(layers: tuple[LayerCost, ...], starts: tuple[int, ...], end: int | None = None):
+    """Every choice of options in these groups: what is for a layer alone is no option in other groups."""
+    ends = [*starts[1:], len(layers) if end is None else end + 1]
+    sizes = {i: e - s for s, e in zip(starts, ends, strict=True) for i in range(s, e)}
+    return itertools.product(
+        *(
+            [j for j, option in enumerate(layer.options) if not option.alone or sizes.get(i) == 1]
+            for i, layer in enumerate(layers)
+        )
     )
-
-
-def choices(layers: tuple[LayerCost, ...]):
-    return itertools.product(*(range(len(layer.options)) for layer in layers))
 
 
 def peak(layers: tuple[LayerCost, ...], chosen: tuple[int, ...], starts: tuple[int, ...]) -> int:
@@ -73,16 +80,15 @@ def test_least_peak_is_the_least_of_all_partitions(cost: np.ndarray, groups: int
     assert value == min(greatest(cost, p) for p in partitions(len(cost), groups))
 
 
-@given(costs(), st.integers(0, 30))
-@settings(max_examples=200, deadline=None)
-def test_fewest_groups_within_a_bound(cost: np.ndarray, bound: int) -> None:
-    starts = fewest_groups(cost, bound)
-    fitting = [p for p in partitions(len(cost), len(cost)) if greatest(cost, p) <= bound]
-    if starts is None:
-        assert not fitting
-    else:
-        assert greatest(cost, starts) <= bound
-        assert len(starts) == min(map(len, fitting))
+@given(costs())
+@settings(max_examples=100, deadline=None)
+def test_the_least_peaks_are_those_of_each_number_of_groups_that_helps(cost: np.ndarray) -> None:
+    n = len(cost)
+    least = [min(greatest(cost, p) for p in partitions(n, m)) for m in range(1, n + 1)]
+    helps = [m for m in range(1, n + 1) if m == 1 or least[m - 1] < least[m - 2]]
+    found = least_peaks(cost, n)
+    assert [len(starts) for starts, _ in found] == helps
+    assert [value for _, value in found] == [least[m - 1] for m in helps] == [greatest(cost, s) for s, _ in found]
 
 
 @given(costs(), st.integers(1, 8))
@@ -104,9 +110,10 @@ def test_methods_with_the_least_bytes(layers: tuple[LayerCost, ...]) -> None:
     table = least_bytes(layers)
     for s in range(len(layers)):
         for e in range(s, len(layers)):
-            best = min(group_peak(layers, c, s, e) for c in choices(layers))
+            best = min(group_peak(layers, c, s, e) for c in choices(layers, (s,), e))
             assert table.cost[s, e] == best
             own = (*(0,) * s, *table.choices(s, e), *(0,) * (len(layers) - e - 1))
+            assert own in set(choices(layers, (s,), e))
             assert group_peak(layers, own, s, e) == best
 
 
@@ -119,13 +126,14 @@ def test_groups_and_methods_together_with_the_least_time_within_a_bound(layers, 
     table = least_seconds(layers, bound)
     starts = least_sum(table.cost, groups)
     fitting = [
-        seconds(c) for c in choices(layers) for p in partitions(len(layers), groups) if peak(layers, c, p) <= bound
+        seconds(c) for p in partitions(len(layers), groups) for c in choices(layers, p) if peak(layers, c, p) <= bound
     ]
     if starts is None:
         assert not fitting
         return
     ends = [*(s - 1 for s in starts[1:]), len(layers) - 1]
     chosen = tuple(i for s, e in zip(starts, ends, strict=True) for i in table.choices(s, e))
+    assert chosen in set(choices(layers, starts))
     assert peak(layers, chosen, starts) <= bound
     assert seconds(chosen) == min(fitting)
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import groupclip as gc
-from groupclip.memory import measure
+from groupclip.memory import Planner, measure
 from groupclip.memory.passes import optimizer_bytes
 
 transformers = pytest.importorskip("transformers")
@@ -72,3 +72,16 @@ def test_one_sample_is_planned_as_the_engine_clips_it(
     ids = torch.randint(5, 50, (1, 16))
     gc.plan(model, ({"input_ids": ids}, ids), groups=2)
     assert "one at a time" not in caplog.text
+
+
+def test_a_tiny_bert_keeps_what_planned_groups_promise() -> None:
+    """Tiny layers and many of them: nine planned groups once needed more than one did, and than a group for each layer."""
+    model = bert().train()
+    planner = Planner(model, (batch(16, 8), torch.randint(2, (16,))))
+    peaks = [planner.least(groups).predicted_peak for groups in range(1, 23)]
+    assert peaks == sorted(peaks, reverse=True)
+    for style in ("all-layer", "uniform:2", "layer-wise"):
+        groups = gc.partition(model, style)
+        assert peaks[min(22, len(groups)) - 1] <= planner.static + planner.sketched.private(groups).peak
+    for groups in (1, 2, 9):
+        assert len(planner.within(peaks[groups - 1]).partition) <= groups

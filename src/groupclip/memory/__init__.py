@@ -2,8 +2,10 @@
 
 from .batchsize import largest_batch
 from .fact import Fact
+from .found import BudgetTooSmallError, Plan
 from .measure import measure
-from .plan import BudgetTooSmallError, Plan, Planner, plan, planned
+from .plan import plan, planned
+from .search import Planner
 from .sizes import parse_bytes, show_bytes
 
 __all__ = [

@@ -17,7 +17,7 @@ from ..privacy.figures import figure
 from ..privacy.selection import search_cost
 from ..privacy.spent import checked_delta, default_delta
 from .batchsize import largest_batch
-from .plan import BudgetTooSmallError
+from .found import BudgetTooSmallError
 
 RUNS = 10  # of a search, on average, whose price is told
 

@@ -7,7 +7,8 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from .plan import BudgetTooSmallError, Plan, Planner
+from .found import BudgetTooSmallError, Plan
+from .search import Planner
 from .sizes import parse_bytes
 from .workload import Loss, default_loss, number_of_samples
 

@@ -1,8 +1,9 @@
 """Norm methods for the layers of a group: of all choices, those that need the least memory or, within a bound, the least time.
 
-A group's layers are taken from the top down. A *label* is one choice so far, of which only three figures matter for what
-follows: the bytes held, the bytes that its closing will need at most on top of a level, and the objective (peak bytes, or
-seconds). A label that another one beats in all three is dropped; so the best that is left is the best of all.
+A group's layers are taken from the top down. A *label* is one choice so far, of which only five figures matter for what
+follows: the bytes held; those on top of a level when its clipped sums are formed, at most and in the end; those that are laid side
+by side before that; and the objective (peak bytes, or seconds). A label that another one beats in all of them is dropped; so the
+best that is left is the best of all.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ MOST_LABELS = 32
 @dataclass(frozen=True, eq=False)
 class _Label:
     held: int
-    closing: int  # held, plus what the closing of these layers needs above the level before it
+    closing: int  # held, plus the most that the closing of these layers needs above the level before it
+    formed: int  # held, plus what is there above that level when they have closed
+    small: int  # held, plus copies of small gradients
     peak: int
     seconds: float
     choice: tuple[int, _Label | None]  # of the last layer, and the label before it
@@ -49,14 +52,22 @@ class Intervals:
         return self._best[start, end].choices()
 
 
-def least_bytes(layers: Sequence[LayerCost]) -> Intervals:
-    """Return for each group the least peak over all choices of methods."""
-    return _intervals(layers, math.inf)
+def least_bytes(layers: Sequence[LayerCost], bound: float = math.inf) -> Intervals:
+    """Return for each group the least peak over all choices of methods, where it is at most ``bound``."""
+    return _intervals(layers, bound, by_time=False)
+
+
+def least_at_once(layers: Sequence[LayerCost]) -> tuple[tuple[int, ...], int]:
+    """Return the options with the least peak of one group of all layers, and that peak."""
+    grown = _grow(layers, 0, math.inf, False, _to_come(layers))
+    labels = next(labels for end, labels in grown if end == len(layers) - 1)
+    label, peak = min(labels, key=lambda item: item[1])
+    return label.choices(), peak
 
 
 def least_seconds(layers: Sequence[LayerCost], bound: float) -> Intervals:
     """Return for each group the least time of all choices whose peak is at most ``bound``."""
-    return _intervals(layers, bound)
+    return _intervals(layers, bound, by_time=True)
 
 
 def fastest(layers: Sequence[LayerCost], starts: Sequence[int], bound: float) -> tuple[int, ...]:
@@ -77,11 +88,10 @@ def fastest(layers: Sequence[LayerCost], starts: Sequence[int], bound: float) ->
     return tuple(chosen)
 
 
-def _intervals(layers: Sequence[LayerCost], bound: float) -> Intervals:
+def _intervals(layers: Sequence[LayerCost], bound: float, *, by_time: bool) -> Intervals:
     n = len(layers)
     cost = np.full((n, n), math.inf)
     best: dict[tuple[int, int], _Label] = {}
-    by_time = math.isfinite(bound)
     above, to_come = 0, _to_come(layers)
     for start in range(n):
         for end, labels in _grow(layers, start, bound - above, by_time, to_come):
@@ -100,20 +110,22 @@ def _grow(
     for end in range(start, len(layers)):
         layer, grown, ending = layers[end], [], []
         for label in labels:
-            held, closing = (0, 0) if label is None else (label.held, label.closing)
+            held, closing, formed, small = (0,) * 4 if label is None else (label.held, label.closing, label.formed, label.small)
             peak, seconds = (0, 0.0) if label is None else (label.peak, label.seconds)
             seen = frozenset() if label is None else label.seen
             for i, option in enumerate(layer.options):
                 highest = max(peak, option.peak + held)
-                if highest > bound:
+                if highest > bound or (option.alone and label is not None):
                     continue
-                # ``closing - held`` is what closing the layers above needs; they come last, when this one is freed
-                needed = max(option.closing, layer.gradient - option.held + closing - held)
-                keeps = held + option.held + sum(size for number, size in option.shared if number not in seen)
+                more = option.held + sum(size for number, size in option.shared if number not in seen)
                 known = (seen | {number for number, _ in option.shared}) & to_come[end]
-                new = _Label(keeps, keeps + needed, highest, seconds + option.seconds, (i, label), known)
-                grown.append(new)
-                total = max(highest, option.level + held + needed)
+                new = _Label(
+                    held + more, more + max(closing, formed + option.closing), more + formed + layer.gradient - option.held,
+                    more + small + option.small, highest, seconds + option.seconds, (i, label), known,
+                )  # fmt: skip
+                if not option.alone:
+                    grown.append(new)
+                total = max(highest, option.level + held + max(new.closing, new.small) - new.held)
                 if total <= bound:
                     ending.append((new, total))
         if ending:
@@ -147,13 +159,12 @@ def _unbeaten(labels: list[_Label], by_time: bool) -> list[_Label]:
         return labels
     labels.sort(key=lambda x: (x.held, x.closing, x.seconds if by_time else x.peak))
     kept: list[_Label] = []
-    figures = np.empty((len(labels), 2))
+    figures = np.empty((len(labels), 4))
     for label in labels:
-        third = label.seconds if by_time else label.peak
-        seen = figures[: len(kept)]
-        if len(kept) and bool(np.any((seen[:, 0] <= label.closing) & (seen[:, 1] <= third))):
+        mine = label.closing, label.formed, label.small, label.seconds if by_time else label.peak
+        if len(kept) and bool((figures[: len(kept)] <= mine).all(axis=1).any()):
             continue
-        figures[len(kept)] = label.closing, third
+        figures[len(kept)] = mine
         kept.append(label)
     if len(kept) > MOST_LABELS:
         step = len(kept) / MOST_LABELS

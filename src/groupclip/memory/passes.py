@@ -28,7 +28,7 @@ from ..partition.groups import Partition
 from .blanks import blank, blank_model, example
 from .live import Live
 from .sketch import answering, sketching
-from .trace import Layer, Recorder, TracedGroup
+from .trace import Recorder, TracedGroup
 from .workload import Loss, batch_bytes, number_of_samples, resized
 
 
@@ -100,8 +100,8 @@ class Sketched:
                 engine.backward(losses)
         return _curve(live, batch)
 
-    def trace(self) -> list[Layer]:
-        """Return what every layer needs, from the top of the network down."""
+    def trace(self) -> Recorder:
+        """Return what every layer needs: ``closed``, from the top of the network down."""
         with sketching(self.device):
             groups = partition(self.model, "layer-wise")
             groups = groups.with_methods({name: "gram" for group in groups for name in groups[group]})
@@ -111,9 +111,10 @@ class Sketched:
                 group.__class__ = TracedGroup
                 assert isinstance(group, TracedGroup)
                 group.recorder = recorder
+            engine._tape.report = lambda group, norms: None  # norms that are kept: of so many groups in this pass alone
             with recorder:
                 engine.backward(self.loss(engine.model, batch))
-        return recorder.closed
+        return recorder
 
     def _attached(self, groups: Partition) -> tuple[Engine, Any]:
         engine, batch = as_with_noise(attach(blank_model(self.model), None, groups, None)), self._batch_of(self.samples)

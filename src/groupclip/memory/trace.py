@@ -4,7 +4,7 @@ The pass is made with a group for each layer, so every tensor lives as short as 
 one thing is different: what a layer has booked lives on until its group's gate closes. While the layers of a group are
 booked one after the other, the bytes at any moment are those of this pass plus what the group has booked so far.
 
-Each layer is booked aside in the other norm method too, so one pass knows both.
+Each layer is booked aside in every other way that the engine may take too, so one pass knows them all.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ from ..autograd.vmap import Part
 from ..nested import tensors_in
 from ..persample.base import PerSample
 from ..persample.convolution import Convolution
-from ..persample.norms import GRAM, INSTANTIATED, accumulation_dtype
+from ..persample.dense import Dense
+from ..persample.norms import AUTO, GRAM, INSTANTIATED, LAST, accumulation_dtype
 from ..persample.outer import Outer
+from .bookings import HALF, Booking, anew, form_of, tensors_of
 from .live import Live
 
 
@@ -39,34 +41,16 @@ class Linear:
     outputs: int
 
 
-@dataclass(frozen=True)
-class Booking:
-    """One use of one parameter in one norm method. Bytes.
-
-    Attributes:
-        held: kept until the group ends.
-        norming, closing: the most above the level before, for the norms and for the clipped sum.
-        gradient: of the clipped sum.
-        flops, moved: floating point operations, and bytes read and written, of norms and clipped sum.
-    """
-
-    held: int
-    norming: int
-    closing: int
-    gradient: int
-    flops: int
-    moved: int
-
-
 @dataclass
 class Layer:
     """Holds what was seen of one layer: the group of that name in the traced pass.
 
     Attributes:
         window: the highest level since the layer above closed, norms of this one left out.
-        bookings: (level before, by norm method) of each use.
-        choice: whether the two methods differ.
-        held: bytes of what it alone booked.
+        floor: the same of moments at which nothing was booked: all that was there then is what autograd itself keeps.
+        bookings: (level before, by norm method) of each use. ``last`` is among the methods where it does what no other does.
+        choice: whether methods may differ.
+        held: bytes of what it alone booked; fixed: of that, by uses in which the methods don't differ.
         shared: (number, bytes) of each storage that other layers booked too: the input of queries, keys and values.
         level: when the gate closed. closing: the most above it until it had.
         released: bytes that its closing freed. gradient: bytes of its gradients.
@@ -75,9 +59,11 @@ class Layer:
 
     name: str
     window: int = 0
+    floor: int = 0
     bookings: list[tuple[int, dict[str, Booking]]] = field(default_factory=list)
     choice: bool = True
     held: int = 0
+    fixed: int = 0
     shared: list[tuple[int, int]] = field(default_factory=list)
     level: int = 0
     closing: int = 0
@@ -94,6 +80,7 @@ class Recorder(Live):
     Attributes:
         closed: layers in the order in which their gates closed: from the top of the network down.
         after: the highest level after the last gate.
+        bare: the highest level after the last gate of moments at which nothing was booked.
         gradients: bytes of the gradients of parameters that are there.
     """
 
@@ -101,10 +88,13 @@ class Recorder(Live):
         super().__init__(before)
         self.layers = {name: Layer(name) for name in names}
         self.closed: list[Layer] = []
-        self.after = self.gradients = 0
+        self.after = self.bare = self.gradients = 0
+        self.open: set[str] = set()  # layers that have booked something
         self._quiet = False
         self._flops = self._moved = 0
         self._owners: dict[int, dict[str, Layer]] = {}  # storage -> the layers that booked it
+        self._fixed: set[int] = set()  # storages that are booked whatever the method
+        self._tried: dict[Any, dict[str, Booking]] = {}
         self._shared = 0  # storages of several layers so far
 
     @property
@@ -115,23 +105,32 @@ class Recorder(Live):
         out = super().__torch_dispatch__(func, types, args, kwargs)
         if self._quiet:
             count = flop_registry.get(func.overloadpacket)
-            self._flops += 0 if count is None else count(*args, **(kwargs or {}), out_val=out)
+            flops = 0 if count is None else count(*args, **(kwargs or {}), out_val=out)
+            self._flops += flops // 2 if flops and all(t.dtype in HALF for t in tensors_in(args)) else flops
             self._moved += sum(t.numel() * t.element_size() for t in tensors_in((args, out)))
         else:
             self.after = max(self.after, self.level)
+            self.bare = self.bare if self.open else max(self.bare, self.level)
         return out
 
-    def own(self, layer: Layer, samples: PerSample) -> None:
+    def own(self, layer: Layer, samples: PerSample, *, fixed: bool) -> None:
         """Note that ``layer`` has booked these: their storages live at least as long as its group."""
-        for tensor in _tensors(samples):
-            storage = tensor.untyped_storage()
-            if self._sizes.get(storage._cdata, 0) > 0:
-                self._owners.setdefault(storage._cdata, {})[layer.name] = layer
+        storages = self._counted(samples)
+        for storage in storages:
+            self._owners.setdefault(storage, {})[layer.name] = layer
+        self._fixed |= storages if fixed else set()
+
+    def _counted(self, samples: PerSample) -> set[int]:
+        """Return the storages of per-sample gradients, without those that were there before the pass."""
+        found = {t.untyped_storage()._cdata for t in tensors_of(samples)}
+        return {storage for storage in found if self._sizes.get(storage, 0) > 0}
 
     def died(self, storage: int, size: int) -> None:
-        owners = list(self._owners.pop(storage, {}).values())
+        owners, fixed = list(self._owners.pop(storage, {}).values()), storage in self._fixed
+        self._fixed.discard(storage)
         if len(owners) == 1:
             owners[0].held += size
+            owners[0].fixed += size if fixed else 0
         elif owners:
             self._shared += 1
             for layer in owners:
@@ -154,8 +153,36 @@ class Recorder(Live):
         finally:
             self._quiet = False
 
+    def ways(self, grads: PerSample, is_last: bool) -> dict[str, Booking]:
+        """Return what each norm method does, of those that differ. ``is_last``: of the weight whose norms may come last.
+
+        Gradients of the same form and shapes, as of another block, are tried once.
+        """
+        form = form_of(grads)
+        if form is None:
+            return self._try_ways(grads, is_last)
+        if (form, is_last) not in self._tried:
+            self._tried[form, is_last] = self._try_ways(grads, is_last)
+        return self._tried[form, is_last]
+
+    def _try_ways(self, grads: PerSample, is_last: bool) -> dict[str, Booking]:
+        alike = anew(grads)
+        kept, instantiated = self.try_booking(alike, INSTANTIATED)
+        found, differs = {INSTANTIATED: instantiated}, kept is not alike
+        del kept
+        if differs:
+            found[AUTO] = self.try_booking(anew(grads), AUTO)[1]
+        if is_last:
+            last = self.try_booking(anew(grads), LAST)[1]
+            if last != found.get(AUTO, instantiated):
+                found[LAST] = last
+        if differs:
+            found[GRAM] = self.try_booking(grads, GRAM)[1]
+        return found
+
     def try_booking(self, grads: PerSample, method: str) -> tuple[PerSample, Booking]:
         """Settle per-sample gradients and form their weighted sum, both aside."""
+        storages = self._counted(grads)
         before = self.live
         kept, norming, flops, moved = self.aside(lambda: grads.settle(method))
         held = self.live - before
@@ -163,7 +190,9 @@ class Recorder(Live):
             factors = torch.empty(kept.num_samples, dtype=accumulation_dtype(kept.dtype))
         total, closing, more, also = self.aside(lambda: kept.weighted_sum(factors))
         gradient = total.numel() * total.element_size()
-        return kept, Booking(held, norming, closing, gradient, flops + more, moved + also)
+        keeps = not storages.isdisjoint(self._counted(kept))
+        small = kept.grads.numel() * kept.grads.element_size() if type(kept) is Dense and kept.is_small else 0
+        return kept, Booking(held, keeps, small, norming, closing, gradient, flops + more, moved + also)
 
 
 class TracedGroup(Group):
@@ -188,40 +217,33 @@ class TracedGate(Gate):
         layer = recorder.layers[self.group.name]
         linear = _linear(grads)
         layer.linear += [] if linear is None else [linear]
+        fixed = False
+        recorder.open.add(self.group.name)
         if self.is_lone(slot):
             level = recorder.level
-            kept, instantiated = recorder.try_booking(grads, INSTANTIATED)
-            ways = {INSTANTIATED: instantiated}
-            if kept is not grads:
-                del kept
-                ways[GRAM] = recorder.try_booking(grads, GRAM)[1]
+            ways = recorder.ways(grads, slot is self.group.last)
             layer.bookings.append((level, ways))
+            fixed = len(ways) == 1
         else:  # several uses: they are joined, normed and summed when the gate closes
             layer.choice = False
         with recorder._silence():
             super().book(slot, part, grads)
-        recorder.own(layer, self._booked[slot][-1][1])
+        recorder.own(layer, self._booked[slot][-1][1], fixed=fixed)
 
     def close(self) -> list[Tensor | None]:
         recorder = self.group.recorder
         assert recorder is not None
         layer = recorder.layers[self.group.name]
         layer.window, recorder.after = max(recorder.after, recorder.level), 0
+        layer.floor, recorder.bare = recorder.bare, 0
         layer.level, before = recorder.level, recorder.live
         out, layer.closing, layer.flops, layer.moved = recorder.aside(super().close)
         layer.gradient = sum(g.untyped_storage().nbytes() for g in out if g is not None)
         layer.released = before + layer.gradient - recorder.live
         recorder.gradients += layer.gradient
         recorder.closed.append(layer)
+        recorder.open.discard(self.group.name)
         return out
-
-
-def _tensors(samples: PerSample) -> Iterator[Tensor]:
-    for value in vars(samples).values():
-        if isinstance(value, PerSample):
-            yield from _tensors(value)
-        else:
-            yield from tensors_in(value)
 
 
 def _linear(grads: PerSample) -> Linear | None:
@@ -233,4 +255,4 @@ def _linear(grads: PerSample) -> Linear | None:
     return None
 
 
-__all__ = ["Booking", "Layer", "Linear", "Recorder", "TracedGate", "TracedGroup"]
+__all__ = ["Layer", "Linear", "Recorder", "TracedGate", "TracedGroup"]

@@ -121,7 +121,7 @@ def _uniform(model: nn.Module, trainable: Parameters, style: str) -> Groups:
     if not re.fullmatch("[0-9]+", text) or int(text) < 1:
         raise ValueError(f"{style!r}: M must be a whole number of groups, 1 or more, as in 'uniform:4'")
     groups = int(text)
-    units, count, what = _units(model, trainable)
+    units, count, what = units_of(model, trainable)
     if groups > count:
         raise ValueError(
             f"{style!r}: found {count} {what}, too few for {groups} groups; use 'uniform:{count}' or fewer "
@@ -142,7 +142,7 @@ def _boundaries(model: nn.Module, trainable: Parameters, style: str) -> Groups:
     starts = [int(part) for part in text.split(",")]
     if any(a >= b for a, b in pairwise(starts)):
         raise ValueError(f"{style!r}: boundaries must increase, else a group is empty")
-    units, count, what = _units(model, trainable)
+    units, count, what = units_of(model, trainable)
     outside = [b for b in starts if not 0 < b < count]
     if outside:
         raise ValueError(
@@ -152,7 +152,7 @@ def _boundaries(model: nn.Module, trainable: Parameters, style: str) -> Groups:
     return _cut(units, starts)
 
 
-def _units(model: nn.Module, trainable: Parameters) -> tuple[dict[str, int], int, str]:
+def units_of(model: nn.Module, trainable: Parameters) -> tuple[dict[str, int], int, str]:
     """Return what uniform and boundaries count: blocks, or layers in a model without repeated blocks."""
     blocks = find_blocks(model)
     if blocks:
