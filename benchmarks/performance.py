@@ -1,10 +1,12 @@
 """Whole steps of tiny models, private and plain and under Opacus, one sample at a time, and with every kind of batch.
 
     python benchmarks/performance.py --json docs/performance.json
+    python benchmarks/performance.py --only "first step" --json docs/performance.json
     python benchmarks/performance_page.py
 
 All ways take turns in one run on one thread; a ratio is to the plain step of its own round. Needs opacus, transformers and
-peft. It takes one to two minutes on an idle core.
+peft. It takes one to two minutes on an idle core, and as much again for each part that is measured in processes of its own: a first
+step of RoBERTa-base (:mod:`fresh_step`, on two threads), and passes after every history (:mod:`histories`).
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import json
 import logging
 import os
 import statistics
+import subprocess
 import sys
 import time
 import warnings
@@ -37,6 +40,7 @@ from groupclip.run.environment import environment
 SEED = 0
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 PADDED = ("none", "every", "some")
+APART = {"first step": "fresh_step.py", "histories": "histories.py"}  # parts that are measured in processes of their own
 CLIPPED = "groupclip, all-layer"
 
 
@@ -224,15 +228,27 @@ def measured(
     }
 
 
+def apart(name: str, arguments: Sequence[str] = ()) -> dict[str, Any]:
+    """What the script of this part prints, and the load when it began."""
+    load = round(os.getloadavg()[0], 1)
+    command = [sys.executable, str(Path(__file__).parent / APART[name]), *arguments]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return {"load before": load, "found": json.loads(done.stdout)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--only", choices=APART, help="measure this part, and leave the others in the file as they are")
     parser.add_argument("--json", type=Path, help="the file to write; without it, the figures are printed")
     given = parser.parse_args()
+    kept = json.loads(given.json.read_text(encoding="utf-8")) if given.only and given.json else {}
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # of Opacus's and torch's hooks
     logging.disable(logging.WARNING)  # that batches are of a sampling of one's own, once for each engine
-    text = json.dumps(measured(given.rounds), indent=1) + "\n"
+    found = {} if given.only else measured(given.rounds)
+    found |= {name: apart(name) for name in ([given.only] if given.only else APART)}
+    text = json.dumps(kept | found, indent=1) + "\n"
     if given.json is None:
         print(text)
     else:

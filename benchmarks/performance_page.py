@@ -15,6 +15,8 @@ DOCS = Path(__file__).parent.parent / "docs"
 WORDS = Path(__file__).parent / "performance.in.md"
 WIDTH = 132  # of a line of words
 TARGET = 0.15  # ms over plain a trainable parameter
+FIRST = 0.6  # s over plain of a first step
+CHECKED = 5  # s of a check
 Facts = dict[str, Any]
 
 
@@ -103,6 +105,48 @@ def alone(ways: dict[str, Facts]) -> str:
     return table(["way", "over the loop", "by the clock", "ms"], body)
 
 
+def histories(models: dict[str, Facts]) -> str:
+    """For each kind of batch, its pass after each history over that of an engine that met no other kind."""
+    orders = list(next(iter(models.values()))["histories"])
+    parts = []
+    for facts in models.values():
+        body = [
+            [kind, f"{row['ms alone']:.1f}", *(f"{row['over alone'][order]['median']:.2f}" for order in orders)]
+            for kind, row in facts["kinds"].items()
+        ]
+        parts.append(f"**{facts['name']}**:\n\n{table(['batch', 'ms', *orders], body)}")
+    return "\n\n".join(parts)
+
+
+def strayed(models: dict[str, Facts]) -> str:
+    """How many medians are more than a tenth away from 1, and the furthest two."""
+    found = [q["median"] for facts in models.values() for row in facts["kinds"].values() for q in row["over alone"].values()]
+    beyond = sum(not 1 / 1.1 <= ratio <= 1.1 for ratio in found)
+    return f"Of {len(found)} ratios, the least is {min(found):.2f} and the greatest {max(found):.2f}; {beyond} miss the target."
+
+
+def first_step(facts: Facts) -> str:
+    names = ("attach", "forward and backward", "step", "all")
+    rows = [
+        [way, *(f"{facts['ways'][way]['wall'][name]:.2f}" if name in facts["ways"][way]["wall"] else "" for name in names),
+         f"{facts['ways'][way]['processor']['all']:.2f}"]
+        for way in ("plain", "private")
+    ]  # fmt: skip
+    return table(["first step", *names, "processor"], rows)
+
+
+def first_verdict(facts: Facts) -> str:
+    over, taken = facts["private over plain, s"], facts["ways"]["plain"]["wall"]
+    by_clock, by_processor = over["wall"]["median"], over["processor"]["median"]
+    each = ", ".join(f"{value:.2f}" for value in over["wall"]["each"])
+    return (
+        f"The private step takes {by_clock:.2f} s over the plain one by the clock ({each} in each round) and {by_processor:.2f} s "
+        f"of processor time. The target is {FIRST} s by the clock. `gc.check` takes {taken['check']:.1f} s by the clock, "
+        f"{facts['check over a pass']['wall']:.1f} times a plain forward and backward pass "
+        f"of the same process ({taken['pass']:.2f} s). Its target is {CHECKED} s."
+    )
+
+
 def environment(found: dict[str, str]) -> str:
     names = ("torch", "opacus", "transformers", "peft", "numpy")
     versions = ", ".join(f"{name} {found[name]}" for name in names)
@@ -122,6 +166,11 @@ def page(facts: Facts) -> str:
         "MODELS": "\n\n".join(model(each) for each in facts["models"].values()), "VERDICT": verdict(facts["models"]),
         "ALONE_NAME": facts["one at a time"]["name"], "ALONE": alone(facts["one at a time"]["ways"]),
         "PADDING": padding(facts["padding"]), "SPREAD": factors(facts["padding"]), "SIZES": sizes(facts["sizes"]),
+        "HISTORIES": histories(facts["histories"]["found"]), "STRAYED": strayed(facts["histories"]["found"]),
+        "HISTORIES_LOAD": load(facts["histories"]), "FIRST_NAME": facts["first step"]["found"]["name"],
+        "FIRST_PROCESSES": str(facts["first step"]["found"]["processes"]),
+        "FIRST_THREADS": str(facts["first step"]["found"]["threads"]), "FIRST": first_step(facts["first step"]["found"]),
+        "FIRST_VERDICT": first_verdict(facts["first step"]["found"]), "FIRST_LOAD": load(facts["first step"]),
     }  # fmt: skip
     for name, value in values.items():
         text = text.replace(f"@{name}@", value)

@@ -52,12 +52,14 @@ def labels(samples: int) -> Tensor:
     return torch.arange(samples) % CLASSES
 
 
-def roberta(name: str = "RoBERTa of 2 layers of 64, B=4, T=16", samples: int = 4, padded: str = "none") -> Case:
+def roberta(
+    name: str = "RoBERTa of 2 layers of 64, B=4, T=16", samples: int = 4, padded: str = "none", width: int = 64, layers: int = 2
+) -> Case:
     """A classifier with random weights. padded: ``none``, ``every`` sample has padding, or ``some`` (every other one)."""
     from transformers import RobertaConfig, RobertaForSequenceClassification
 
     config = RobertaConfig(
-        vocab_size=100, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128,
+        vocab_size=100, hidden_size=width, num_hidden_layers=layers, num_attention_heads=2, intermediate_size=2 * width,
         max_position_embeddings=40, num_labels=CLASSES,
     )  # fmt: skip
     ids = torch.randint(5, 100, (samples, 16))
