@@ -147,11 +147,14 @@ def first_verdict(facts: Facts) -> str:
     )
 
 
+def threads(number: int) -> str:
+    return "1 thread" if number == 1 else f"{number} threads"
+
+
 def environment(found: dict[str, str]) -> str:
     names = ("torch", "opacus", "transformers", "peft", "numpy")
     versions = ", ".join(f"{name} {found[name]}" for name in names)
-    threads = "1 thread" if found["threads"] == "1" else f"{found['threads']} threads"
-    return f"{found['system']}, {found['processor']}, {threads}, Python {found['python']}, {versions}"
+    return f"{found['system']}, {found['processor']}, {threads(int(found['threads']))}, Python {found['python']}, {versions}"
 
 
 def load(setting: Facts) -> str:
@@ -169,7 +172,7 @@ def page(facts: Facts) -> str:
         "HISTORIES": histories(facts["histories"]["found"]), "STRAYED": strayed(facts["histories"]["found"]),
         "HISTORIES_LOAD": load(facts["histories"]), "FIRST_NAME": facts["first step"]["found"]["name"],
         "FIRST_PROCESSES": str(facts["first step"]["found"]["processes"]),
-        "FIRST_THREADS": str(facts["first step"]["found"]["threads"]), "FIRST": first_step(facts["first step"]["found"]),
+        "FIRST_THREADS": threads(facts["first step"]["found"]["threads"]), "FIRST": first_step(facts["first step"]["found"]),
         "FIRST_VERDICT": first_verdict(facts["first step"]["found"]), "FIRST_LOAD": load(facts["first step"]),
     }  # fmt: skip
     for name, value in values.items():

@@ -35,12 +35,21 @@ def test_the_page_is_made_from_the_figures_that_are_kept() -> None:
     other = copy.deepcopy(kept())  # the twin: a figure that changes is another page
     other["models"]["mlp"]["ways"]["groupclip, all-layer"]["processor"]["ratio"]["median"] += 1
     assert made.page(other) != made.page(kept())
+    other = copy.deepcopy(kept())
+    other["first step"]["found"]["private over plain, s"]["wall"]["median"] += 1
+    assert made.page(other) != made.page(kept())
+    other = copy.deepcopy(kept())
+    first = next(iter(other["histories"]["found"]["small"]["kinds"].values()))["over alone"]
+    first["none, every, some"]["median"] = 1.2
+    assert made.strayed(other["histories"]["found"]) != made.strayed(kept()["histories"]["found"])
+    assert "greatest 1.2" in made.strayed(other["histories"]["found"])
 
 
 def test_a_short_run_has_the_keys_that_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("peft")
-    found = script("performance", monkeypatch).measured(2, ["mlp"], ["every"], [1, 2])
-    whole = shape(kept())
+    program = script("performance", monkeypatch)
+    found = program.measured(2, ["mlp"], ["every"], [1, 2])
+    whole = {name: part for name, part in shape(kept()).items() if name not in program.APART}
     assert list(whole["models"]) == list(script("tiny", monkeypatch).CASES)
     assert len(whole["padding"]) == 6 and all(list(row) == ["none", "every", "some"] for row in whole["padding"].values())
     one = next(iter(whole["padding"].values()))
@@ -53,7 +62,39 @@ def test_a_short_run_has_the_keys_that_are_kept(monkeypatch: pytest.MonkeyPatch)
     for way, row in found["models"]["mlp"]["ways"].items():
         assert row["as single samples"] is not False, way
         assert (row["calls over plain a parameter"] > 0) == (way != "plain")
-    assert benchmark("performance_page").page(found)
+    assert benchmark("performance_page").page(found | {name: kept()[name] for name in program.APART})
+
+
+def test_passes_after_every_history_have_the_keys_that_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = script("performance", monkeypatch)
+    asked = ["--rounds", "2", "--models", "tiny", "--sizes", "1", "2", "--orders", "2"]
+    (found,) = made.apart("histories", asked)["found"].values()
+    whole = kept()["histories"]["found"]
+    assert list(whole) == list(script("histories", monkeypatch).WIDTHS)
+    kinds = [f"8 samples, {padded} padded" for padded in made.PADDED] + [f"{size} samples, none padded" for size in (1, 2)]
+    assert list(found["kinds"]) == kinds
+    assert all(sorted(met) == sorted(kinds) for met in found["histories"].values())
+    assert len({tuple(met) for met in found["histories"].values()}) == 2
+    for row in found["kinds"].values():
+        assert row["ms alone"] > 0 and list(row["over alone"]) == list(found["histories"])
+    for facts in whole.values():
+        assert len(facts["kinds"]) == len(made.PADDED) + len(made.SIZES) - 1
+        assert len({tuple(met) for met in facts["histories"].values()}) == 6
+        assert all(sorted(met) == sorted(facts["kinds"]) for met in facts["histories"].values())
+        assert {tuple(shape(row)) for row in facts["kinds"].values()} == {tuple(found["kinds"][kinds[0]])}
+
+
+def test_a_first_step_in_a_fresh_process_has_the_keys_that_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = script("performance", monkeypatch)
+    asked = ["--rounds", "1", "--batch", "4", "--tokens", "4", "--width", "64", "--layers", "2", "--threads", "1"]
+    found = made.apart("first step", asked)
+    assert shape(found) == shape(kept()["first step"])
+    for clock in ("processor", "wall"):
+        each = {way: taken[clock] for way, taken in found["found"]["ways"].items()}
+        spent = sum(each["private"][name] for name in ("attach", "forward and backward", "step"))
+        assert each["private"]["all"] == pytest.approx(spent, abs=2e-3)
+        over = found["found"]["private over plain, s"][clock]
+        assert over["median"] == pytest.approx(each["private"]["all"] - each["plain"]["all"], abs=2e-3)
 
 
 def test_every_way_over_all_layers_takes_the_step_of_single_samples(monkeypatch: pytest.MonkeyPatch) -> None:

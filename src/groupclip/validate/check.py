@@ -185,6 +185,7 @@ class _Check:
                 order,
                 [known.get(i) for i in order],
             )
+            del known, large, singles[1:]  # whose gradients are each as large as the model
             self._losses_as_attached(order, whole, losses)
             for what, times in ((ZEROED, 0.0), (ENLARGED, LARGE)):
                 replayed = times == 0 or self.data.has_real_inputs
