@@ -111,9 +111,10 @@ def histories(models: dict[str, Facts]) -> str:
     parts = []
     for facts in models.values():
         body = [
-            [kind, f"{row['ms alone']:.1f}", *(f"{row['over alone'][order]['median']:.2f}" for order in orders)]
+            [re.sub("^1 samples", "1 sample", kind), f"{row['ms alone']:.1f}",
+             *(f"{row['over alone'][order]['median']:.2f}" for order in orders)]
             for kind, row in facts["kinds"].items()
-        ]
+        ]  # fmt: skip
         parts.append(f"**{facts['name']}**:\n\n{table(['batch', 'ms', *orders], body)}")
     return "\n\n".join(parts)
 
@@ -122,7 +123,9 @@ def strayed(models: dict[str, Facts]) -> str:
     """How many medians are more than a tenth away from 1, and the furthest two."""
     found = [q["median"] for facts in models.values() for row in facts["kinds"].values() for q in row["over alone"].values()]
     beyond = sum(not 1 / 1.1 <= ratio <= 1.1 for ratio in found)
-    return f"Of {len(found)} ratios, the least is {min(found):.2f} and the greatest {max(found):.2f}; {beyond} miss the target."
+    return (
+        f"Of {len(found)} ratios, the least is {min(found):.2f} and the greatest {max(found):.2f}. Outside of the target: {beyond}."
+    )
 
 
 def first_step(facts: Facts) -> str:
