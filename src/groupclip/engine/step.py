@@ -222,9 +222,7 @@ class PrivateStep:
                 "groupclip.logical_batches(dataset, mechanism)"
             )
 
-    def _check_batch(
-        self, ledger: Ledger, owner: Owner, found: Sequence[Found], lengths: Mapping[Slot, Tensor]
-    ) -> None:
+    def _check_batch(self, ledger: Ledger, owner: Owner, found: Sequence[Found], lengths: Mapping[Slot, Tensor]) -> None:
         """Check what the step is about to release. Whatever the device has to be asked for in a step is asked here, at once."""
         there = [(slot, grad) for slot, grad, _ in found if grad is not None]
         sums = [grad if slot.wide is None else slot.sum_in(grad) for slot, grad in there]
@@ -297,7 +295,5 @@ _NOT_ONE_BATCH = (
     "before it had none, of this iterator or of another one of the plan (take a step on every one, empty ones too; where one "
     "fails, call engine.discard() and iterate over batch.again())"
 )
-_YOUR_OWN = (
-    "It counts as your own sampling, and no epsilon is stated unless you vouch for it by sampling_vouched_by_user=True"
-)
+_YOUR_OWN = "It counts as your own sampling, and no epsilon is stated unless you vouch for it by sampling_vouched_by_user=True"
 _BROKEN = f"an earlier backward pass of this logical batch failed half-way, so p.grad holds a part of its samples; {AGAIN}"
