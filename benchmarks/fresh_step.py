@@ -1,6 +1,6 @@
 """The first step of RoBERTa-base with random weights in a fresh process, plain and private, and ``gc.check``; JSON.
 
-    python benchmarks/fresh_step.py --rounds 4
+    python benchmarks/fresh_step.py --rounds 3
 
 Each step is of a process of its own, which does nothing before but import, and build the model. Plain and private processes take
 turns; a difference is between two of one round. The private step begins before ``attach``. The check, and a pass beside it,
@@ -132,7 +132,7 @@ def measured(rounds: int, batch: int, tokens: int, width: int, layers: int, thre
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--width", type=int, default=768)
