@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -81,11 +81,9 @@ _SHIFTS: set[Any] = {torch.add, Tensor.add, torch.sub, Tensor.sub}
 def derive(call: Call) -> Any:
     """Run the operation of ``call`` on parameters alone; tensors that depend on them come back private."""
     if call.in_place:
-        raise UnsupportedOperation(
-            f"{call.name} changes a tensor in place that depends on {_names(call)}; write it out of place (y = x + .. "
-            "instead of x.add_(..)), so that per-sample gradients can follow it"
-        )
+        _refuse_in_place(call)
     roots = _roots(call)
+    before = [(p._derived.shadow, p._derived.shadow._version) for p in call.privates if type(p) is PrivateTensor]
     leaves = {id(root.slot.param): root.leaf for root in roots}
     shadow_args, shadow_kwargs = replaced((call.args, call.kwargs), lambda v: _shadow(v, leaves))
     native_args, native_kwargs = replaced((call.args, call.kwargs), call.value)
@@ -98,8 +96,11 @@ def derive(call: Call) -> Any:
         native = call.func(*native_args, **native_kwargs)
     else:
         native = shadow = call.func(*shadow_args, **shadow_kwargs)
-        if len(call.privates) == 1 and shadow is _shadow(call.privates[0], leaves):
-            return call.privates[0]  # nothing was to be done: w.to(the same dtype), w.contiguous()
+    for tensor, version in before:
+        if tensor._version != version:  # F.relu(w, inplace=True), or by a name that doesn't tell
+            _refuse_in_place(call)
+    if not upstream and len(call.privates) == 1 and shadow is _shadow(call.privates[0], leaves):
+        return call.privates[0]  # nothing was to be done: w.to(the same dtype), w.contiguous()
     isometric = _is_isometric(call)
 
     def wrap(shadowed: Any, natural: Any) -> Any:
@@ -107,7 +108,9 @@ def derive(call: Call) -> Any:
             if not shadowed.requires_grad:
                 return natural
             plain = natural if upstream else shadowed.detach()
-            return _private(Derived(shadowed, plain, roots, isometric, call.tape))
+            # The imaginary part of a gradient doesn't come to a parameter, and doesn't count.
+            real = isometric and not shadowed.is_complex()
+            return _private(Derived(shadowed, plain, roots, real, call.tape))
         if isinstance(shadowed, (tuple, list)):
             items = [wrap(s, n) for s, n in zip(shadowed, natural, strict=True)]
             if isinstance(shadowed, list):
@@ -117,6 +120,13 @@ def derive(call: Call) -> Any:
         return natural
 
     return wrap(shadow, native)
+
+
+def _refuse_in_place(call: Call) -> NoReturn:
+    raise UnsupportedOperation(
+        f"{call.name} changes a tensor in place that depends on {_names(call)}; write it out of place (y = x + .. "
+        "instead of x.add_(..), F.relu(x) without inplace=True), so that per-sample gradients can follow it"
+    )
 
 
 def _private(derived: Derived) -> Tensor:
