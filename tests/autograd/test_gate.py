@@ -162,3 +162,27 @@ def test_nor_one_on_another_path_or_on_the_same() -> None:
         for key, norms in harmless.norms.items():
             assert torch.equal(got.norms[key][others], norms[others]), (i, key)
             assert not got.norms[key][i].isfinite()
+
+
+@pytest.mark.parametrize("within", [True, False])
+def test_a_parameter_that_thaws_after_its_group_was_opened_is_refused(within: bool) -> None:
+    """Autograd has no way from the group to it: it would get noise alone, for ever."""
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        h = m.first(x)
+        m.last.requires_grad_(True)
+        return m.last(h)
+
+    model = Runs(run, first=linear(4, 4), last=linear(4, 4)).double()
+    engine = gc.attach(model, None, "all-layer", None)
+    model.last.requires_grad_(False)
+    if not within:  # a pass that is given up
+        model(drawn(B, 4))
+        engine.discard()
+        engine.backward(squares(model(drawn(B, 4))))
+        assert model.last.weight.grad.any()
+    else:
+        with pytest.raises(gc.UnsupportedOperation, match="unfrozen before its own use"):
+            engine.backward(squares(model(drawn(B, 4))))
+        assert all(parameter.grad is None for parameter in model.parameters())
+    engine.detach()

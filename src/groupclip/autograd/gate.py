@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..errors import GroupClipError, PrivacyViolation
+from ..errors import GroupClipError, PrivacyViolation, UnsupportedOperation
 from ..persample.base import PerSample
 from ..persample.combine import combine
 from ..persample.norms import AUTO, LAST
@@ -284,7 +284,14 @@ class _GateNode(torch.autograd.Function):
 
 def _close(ctx: Any, _: Tensor | None) -> tuple[Tensor | None, ...]:
     with below(ctx.device):
-        return (None, *ctx.gate.close())
+        sums = ctx.gate.close()
+        for slot, total, connected in zip(ctx.gate.group.slots, sums, ctx.needs_input_grad[1:], strict=True):
+            if total is not None and not connected:
+                raise UnsupportedOperation(
+                    f"{slot.name!r} was frozen when its group was first used, and unfrozen before its own use: its gradient can't "
+                    "reach it. Freeze and unfreeze between backward and forward (engine.discard() gives a forward pass up)"
+                )
+        return (None, *sums)
 
 
 _close_once = once_differentiable(_close)  # under create_graph: what comes out has no graph, and says so
