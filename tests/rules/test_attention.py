@@ -135,3 +135,18 @@ def test_a_table_repeated_for_every_sample() -> None:
     for size in (1, 2, 3, 5):
         assert inexact(Calls(run, table=randn(2, 7, 2)), (randn(size, 5, 4),)) == [], size
     assert slow_operations(Calls(run, table=randn(2, 7, 2)), (randn(3, 5, 4),)) == set()
+
+
+@pytest.mark.parametrize("weights", [True, False])
+@pytest.mark.parametrize("shape", [(5, 5), (2, 5, 5)])
+def test_a_mask_that_is_learnt(shape: tuple[int, ...], weights: bool) -> None:
+    class Learns(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention, self.mask = nn.MultiheadAttention(4, 2, batch_first=True), nn.Parameter(randn(*shape))
+
+        def forward(self, x: Tensor) -> Tensor:
+            mask = self.mask if self.mask.dim() == 2 else self.mask.repeat(len(x), 1, 1)
+            return self.attention(x, x, x, attn_mask=mask, need_weights=weights)[0]
+
+    assert inexact(Learns(), (randn(6, 5, 4),)) == []

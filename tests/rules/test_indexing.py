@@ -10,6 +10,8 @@ CASES = {
     "one": (lambda x, t: t[x], (B,)),
     "negative": (lambda x, t: t[x - 7], (B, 5)),
     "derived": (lambda x, t: (2 * t)[x], (B, 5)),
+    "number": (lambda x, t: torch.stack([t[v[0]] for v in x]), (B, 1)),
+    "number, derived": (lambda x, t: torch.stack([(2 * t)[v[0]] for v in x]), (B, 1)),
     "none": (lambda x, t: t[x], (0, 5)),
 }
 
@@ -21,7 +23,7 @@ def test_rows_of_a_table(case: str, method: str) -> None:
     assert inexact(Calls(call, table=randn(7, 4)), (ids(7, *shape),), methods=method) == []
 
 
-@pytest.mark.parametrize("case", ["rows", "grid", "one"])
+@pytest.mark.parametrize("case", ["rows", "grid", "one", "number"])
 def test_they_go_by_a_rule(case: str) -> None:
     call, shape = CASES[case]
     assert slow_operations(Calls(call, table=randn(7, 4)), (ids(7, *shape),)) == set()

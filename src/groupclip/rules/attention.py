@@ -29,7 +29,7 @@ def multi_head_attention(
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Compute what torch's operation does; attention dropout draws as many random numbers as torch, in another order."""
     del embed_dim_to_check
-    if static_k is not None or static_v is not None or query.dim() != 3:
+    if static_k is not None or static_v is not None or query.dim() != 3 or call.is_private(attn_mask):
         raise NotSplit
     same = query is key and key is value
     q, k, v = (t.transpose(0, 1) for t in (query, key, value))  # [N, L or S, E]

@@ -55,6 +55,11 @@ def product(call: Call, left: Tensor, right: Tensor) -> Tensor:
     return contraction(call, [left, right], terms, "".join(result))
 
 
+def mv(call: Call, input: Tensor, vec: Tensor) -> Tensor:
+    """Multiply a matrix by a vector."""
+    return product(call, input, vec)
+
+
 def inner(call: Call, input: Tensor, other: Tensor) -> Tensor:
     """Contract the last dimensions of both."""
     if input.dim() == 0 or other.dim() == 0:
@@ -104,7 +109,7 @@ def baddbmm(call: Call, input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: 
 RULES[torch.einsum] = einsum
 RULES[torch.bmm] = RULES[Tensor.bmm] = bmm
 WRITTEN_OUT[torch.baddbmm] = WRITTEN_OUT[Tensor.baddbmm] = baddbmm
-RULES[torch.mv] = RULES[Tensor.mv] = product
+RULES[torch.mv] = RULES[Tensor.mv] = mv
 RULES[torch.inner] = RULES[Tensor.inner] = inner
 for _outer in (torch.outer, Tensor.outer, torch.ger, Tensor.ger):
     RULES[_outer] = outer

@@ -25,7 +25,7 @@ def getitem(call: Call, self: Tensor, index: object) -> Tensor:
     out = F.embedding(ids, call.value(self))
 
     def book(saved: Sequence[Tensor], grads: Sequence[Tensor]) -> list[PerSample]:
-        rows = saved[0].flatten(1)
+        rows = saved[0].flatten(1) if saved[0].dim() > 1 else saved[0].unsqueeze(1)  # a number of every sample
         return [Lookup(rows, grads[0].reshape(*rows.shape, -1), self.shape[0])]
 
     return call.tap([out], [ids], [self], book)[0]

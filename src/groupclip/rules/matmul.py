@@ -53,6 +53,12 @@ def rmatmul(call: Call, self: Tensor, other: Tensor) -> Tensor:
     return matmul(call, other, self)
 
 
-for function in (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm):
+def mm(call: Call, input: Tensor, mat2: Tensor) -> Tensor:
+    """Multiply two matrices: the same under other names."""
+    return matmul(call, input, mat2)
+
+
+for function in (torch.matmul, Tensor.matmul, Tensor.__matmul__):
     RULES[function] = matmul
+RULES[torch.mm] = RULES[Tensor.mm] = mm
 RULES[Tensor.__rmatmul__] = rmatmul
