@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from ..autograd.reads import key_of
+from ..autograd.one_by_one import key_of
 from ..autograd.vmap import NATIVE, Part
 from ..nested import PLAIN_TYPES, instances_in, is_record, replaced
 from .outputs import Rows, same

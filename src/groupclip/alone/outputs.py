@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..autograd.reads import key_of
+from ..autograd.one_by_one import key_of
 from ..autograd.tensors import PrivateParameter, PrivateTensor, slots
 from ..autograd.vmap import NATIVE, Part
 from ..clipping.functions import LossReduction

@@ -101,7 +101,7 @@ class Call:
 
 def is_in_place(func: Any) -> bool:
     """Return whether the operation changes its first operand."""
-    name = getattr(func, "__name__", str(func))
+    name = getattr(func, "__name__", str(func)).partition(".")[0]  # torch.ops.aten.add_.Tensor is add_.Tensor
     return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
 
 

@@ -14,12 +14,15 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ..nested import PLAIN_TYPES, has_numbers, instances_in, replaced, tensors_in
+from ..nested import PLAIN_TYPES, has_numbers, instances_in, tensors_in
 from .at_once import AT_ONCE
 from .chance import ANY, DRAWS, MARK, REPEATS, SIZES, UNUSUAL, Chance, decides, is_marked
+from .facts import FACTS
+from .one_by_one import agreed, key_of, one_by_one
 from .stops import Differ, NeedsOwn, Position, Stop, position
 from .tensors import PRIVATE_TYPES, PrivateParameter
 from .vmap import NestedLevel, Part, hooks_on_saved, natively
+from .wrong_rules import WRONG
 
 Run = Callable[..., Any]
 
@@ -56,10 +59,11 @@ class Reads(TorchFunctionMode):
         try:
             result = function(*args, **kwargs)
         except BaseException:
+            self.part.copies.tell_apart()
             self._raise_stop()
             raise
         self._raise_stop()
-        if self._failed:
+        if self.part.copies.tell_apart() or self._failed:
             raise Differ(list(range(self.part.size)), outside=True)
         return result
 
@@ -150,7 +154,7 @@ def run(part: Part, func: Any, args: Any, kwargs: Any) -> Any:
     """Run an operation without private operands on samples that run together."""
     if part.level:
         special = SPECIAL.get(func)
-        if special is not None and any(map(part.holds, instances_in((args, kwargs), Tensor))):
+        if special is not None and (special is _picked or any(map(part.holds, instances_in((args, kwargs), Tensor)))):
             try:
                 return special(part, func, args, kwargs)
             except NestedLevel:
@@ -162,87 +166,7 @@ def run(part: Part, func: Any, args: Any, kwargs: Any) -> Any:
     except RuntimeError as error:
         if not part.level or isinstance(error, NestedLevel):
             raise
-        return _one_by_one(part, func, args, kwargs, error)
-
-
-def _one_by_one(part: Part, func: Any, args: Any, kwargs: Any, error: RuntimeError) -> Any:
-    """Run the operation on each sample by itself, and put the results together.
-
-    Raises:
-        Differ: they don't go together.
-        NeedsOwn: a tensor that isn't the sample's is written to.
-        RuntimeError: ``error``, where it isn't vmap's.
-    """
-    held = [t for t in tensors_in((args, kwargs)) if part.holds(t)]
-    if not held or not part.on_top:
-        raise error
-    target = _written(func, args, kwargs)
-    if target is not None and not part.holds(target):
-        raise NeedsOwn(target, error) from error
-    with natively():
-        try:
-            physical = {id(t): part.physical(t) for t in held}
-            results = [
-                func(*_of_sample(args, physical, i), **_of_sample(dict(kwargs), physical, i)) for i in range(part.size)
-            ]
-        except NestedLevel:
-            raise error from None
-        except RuntimeError as again:
-            raise error from again
-        if target is not None and target is not kwargs.get("out"):
-            return target  # its rows were written to
-        return _stacked(part, results)
-
-
-def _written(func: Any, args: Any, kwargs: Any) -> Tensor | None:
-    """Return the tensor that the operation writes to."""
-    out = kwargs.get("out")
-    if isinstance(out, Tensor):
-        return out
-    name = getattr(func, "__name__", "").removesuffix(".default")
-    in_place = (
-        name in ("__setitem__", "__set__") or (name.endswith("_") and not name.endswith("__")) or name in _IN_PLACE
-    )
-    return next(tensors_in(args), None) if in_place else None
-
-
-_IN_PLACE = frozenset({"__iadd__", "__isub__", "__imul__", "__itruediv__", "__ior__", "__iand__", "__ixor__"})
-
-
-def _of_sample(value: Any, physical: dict[int, Tensor], i: int) -> Any:
-    return replaced(value, lambda v: physical[id(v)][i] if id(v) in physical else v)
-
-
-def _stacked(part: Part, results: list[Any]) -> Any:
-    first = results[0]
-    if isinstance(first, Tensor):
-        shapes: list[Hashable] = [tuple(r.shape) for r in results]
-        if any(shape != shapes[0] for shape in shapes):
-            raise Differ(shapes)
-        return part.logical(torch.stack(results))
-    if isinstance(first, (tuple, list)) and any(True for _ in tensors_in(first)):
-        counts: list[Hashable] = [tuple(tuple(t.shape) for t in tensors_in(r)) for r in results]
-        if any(count != counts[0] for count in counts):
-            raise Differ(counts)
-        items = [_stacked(part, list(item)) for item in zip(*results, strict=True)]
-        return items if isinstance(first, list) else tuple(items) if type(first) is tuple else type(first)(items)
-    return agreed([key_of(r) for r in results], results)
-
-
-def key_of(value: Any) -> Hashable:
-    """Equal for equal values, not a number included."""
-    return value if isinstance(value, (bool, int)) else repr(value)
-
-
-def agreed(keys: list[Hashable], values: list[Any]) -> Any:
-    """Return the value of all samples.
-
-    Raises:
-        Differ: they haven't the same.
-    """
-    if any(key != keys[0] for key in keys):
-        raise Differ(keys)
-    return values[0]
+        return one_by_one(part, func, args, kwargs, error)
 
 
 # ------------------------------------------------------------------ reads
@@ -275,9 +199,19 @@ def _read_all(part: Part, func: Any, args: Any, kwargs: Any) -> Any:
     return agreed([key_of(v) for v in values], values)
 
 
-def _by_itself(part: Part, func: Any, args: Any, kwargs: Any) -> Any:
-    """Refuse what leaves torch (NumPy), so that every sample goes on by itself."""
-    raise Differ(list(range(part.size)), outside=True)
+def _picked(part: Part, func: Any, args: Any, kwargs: Any) -> Any:
+    """Watch ``x[n]``: a number that is the sample's own picks a view of a sample alone, and a copy here."""
+    index, number = args[1], False
+    for one in index if type(index) is tuple else (index,):
+        if isinstance(one, Tensor):
+            if one.dim() or one.dtype in (torch.bool, torch.uint8):
+                raise NestedLevel  # a copy for a sample alone, too
+            number = number or part.holds(one)
+    if not number:
+        raise NestedLevel
+    result = func(*args, **kwargs)
+    part.copies.watch((args[0],), (result,))
+    return result
 
 
 #: operation -> what is done in its stead when a sample's tensor takes part.
@@ -286,10 +220,8 @@ SPECIAL: dict[Any, Run] = {
         (Tensor.__bool__, Tensor.item, Tensor.__int__, Tensor.__float__, Tensor.__index__, Tensor.__complex__, Tensor.is_nonzero,
          torch.is_nonzero), _read_number),
     **dict.fromkeys((Tensor.tolist, Tensor.__repr__), _read_all),
-    **dict.fromkeys(
-        (Tensor.numpy, Tensor.__array__, Tensor.register_hook, Tensor.retain_grad, Tensor.data_ptr, Tensor.untyped_storage),
-        _by_itself),
-    **AT_ONCE,
+    Tensor.__getitem__: _picked,
+    **FACTS, **WRONG, **AT_ONCE,
 }  # fmt: skip
 
 #: They give a value to the host.

@@ -21,6 +21,8 @@ from torch import Tensor
 from torch._C import _functorch as functorch  # pyright: ignore[reportAttributeAccessIssue]
 from torch._functorch.vmap import lazy_load_decompositions  # pyright: ignore[reportPrivateImportUsage]
 
+from .copies import Copies
+
 NATIVE = 0  # the level of a sample that runs by itself, without vmap
 
 
@@ -34,6 +36,7 @@ class Part:
         batch: B.
         level: of vmap; :data:`NATIVE` where one sample runs by itself.
         by_itself: one sample runs by itself, without vmap.
+        copies: in the place of views, in the run under way.
     """
 
     rows: Tensor | None
@@ -41,6 +44,7 @@ class Part:
     batch: int
     level: int
     by_itself: bool = field(init=False)
+    copies: Copies = field(init=False, default_factory=Copies)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "by_itself", self.level == NATIVE and self.rows is not None)
