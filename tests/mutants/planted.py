@@ -544,7 +544,7 @@ ALONE = (
         "a value that is read is the sample's own",
         "tests/autograd/test_reads.py",
         (
-            "autograd/reads.py",
+            "autograd/one_by_one.py",
             "    if any(key != keys[0] for key in keys):\n        raise Differ(keys)\n    return values[0]",
             "    return values[0]",
         ),
@@ -553,7 +553,7 @@ ALONE = (
         "an answer that the model's code does without",
         "samples that take different paths go apart, whatever errors the model's code catches",
         "tests/autograd/test_reads.py::test_code_that_goes_on_after_an_error_is_answered_all_the_same",
-        ("autograd/reads.py", "        self._raise_stop()\n        if self._failed:", "        if self._failed:"),
+        ("autograd/reads.py", "        self._raise_stop()\n        if self.part.copies", "        if self.part.copies"),
     ),
     mutant(
         "rows for all samples that may be of the samples",
@@ -636,10 +636,58 @@ ALONE = (
         "a sample's gradient is that of the sample alone",
         "tests/autograd/test_reads.py",
         (
-            "autograd/reads.py",
+            "autograd/one_by_one.py",
             "physical[id(v)][i] if id(v) in physical else v",
             "physical[id(v)][0] if id(v) in physical else v",
         ),
+    ),
+    mutant(
+        "a tensor of parameters that a change in place makes longer",
+        "a gradient's length is that of what is added",
+        "tests/autograd/test_derived.py::test_changes_in_place_by_any_name_are_refused",
+        ("autograd/derived.py", "if tensor._version != version:", "if tensor._version < version:"),
+    ),
+    mutant(
+        "the length of a gradient's imaginary part",
+        "a gradient's length is that of what is added",
+        "tests/autograd/test_derived.py::test_of_a_complex_gradient_the_real_part_is_the_parameters",
+        ("autograd/derived.py", "real = isometric and not shadowed.is_complex()", "real = isometric"),
+    ),
+    mutant(
+        "what a tensor of samples says of autograd",
+        "a sample takes the path that it takes alone",
+        "tests/autograd/test_facts.py::test_what_hangs_on_a_fact",
+        ("autograd/facts.py", "    return _asked_below(part, func, args, kwargs)\n\n\n_HERE", "    raise NestedLevel\n\n\n_HERE"),
+    ),
+    mutant(
+        "the memory of a copy in the place of the sample's",
+        "a model computes under the engine what it computes without",
+        "tests/autograd/test_facts.py::test_changes_of_memory",
+        ("autograd/facts.py", "func(below, *args[1:], **kwargs), at", "func(below, *args[1:], **kwargs).clone(), at"),
+    ),
+    mutant(
+        "a copy changed in the place of a view",
+        "a model computes under the engine what it computes without",
+        "tests/autograd/test_copies.py::test_a_view_that_is_changed",
+        ("autograd/copies.py", "return bool(held) and (", "return not held and ("),
+    ),
+    mutant(
+        "samples added up in a constant by an overload's name",
+        "no sample sees what another wrote",
+        "tests/autograd/test_one_by_one.py::test_samples_written_into_a_constant",
+        ("autograd/operation.py", '.partition(".")[0]', '.partition("?")[0]'),
+    ),
+    mutant(
+        "torch's wrong rules followed",
+        "a sample's gradient is that of the sample alone",
+        "tests/autograd/test_wrong_rules.py",
+        ("autograd/reads.py", "**FACTS, **WRONG, **AT_ONCE", "**FACTS, **AT_ONCE"),
+    ),
+    mutant(
+        "a parameter that thaws on the way and gets noise alone",
+        "what is trained gets its clipped gradient, or the pass is refused",
+        "tests/autograd/test_gate.py::test_a_parameter_that_thaws_after_its_group_was_opened_is_refused",
+        ("autograd/gate.py", "if total is not None and not connected:", "if total is None and not connected:"),
     ),
     mutant(
         "one constant for all samples that write into it",
