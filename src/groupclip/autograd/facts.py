@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 from torch._C import _functorch as functorch  # pyright: ignore[reportAttributeAccessIssue]
 from torch.utils import checkpoint
 
@@ -39,16 +39,17 @@ def _asked_below(part: Part, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _requires_grad(part: Part, func: Any, args: Any, kwargs: Any) -> Any:
-    """Answer the model's code. Torch's checkpoints ask of what they keep, and mean the tensor that they have there."""
+    """Answer the model's code. Torch's checkpoints and shards ask too, to hang on the graph what is of all samples: not here."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
         frame = frame.f_back
-    if frame.f_code.co_filename == checkpoint.__file__:
+    if frame.f_code.co_filename.startswith(_TORCHS_OWN):
         raise NestedLevel
     return _asked_below(part, func, args, kwargs)
 
 
 _HERE = os.path.dirname(__file__)
+_TORCHS_OWN = (checkpoint.__file__, os.path.dirname(distributed.__file__))
 
 
 def _changed_below(part: Part, func: Any, args: Any, kwargs: Any) -> Any:
