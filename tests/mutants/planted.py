@@ -795,7 +795,11 @@ ALONE = (
         "what a sample left taken for nothing",
         "no sample is in sight of another",
         "tests/alone/test_attributes.py",
-        ("alone/attributes.py", "            self._is_as_before = False\n", "            pass\n"),
+        (
+            "alone/attributes.py",
+            "            self._is_as_before = False\n            for name,",
+            "            for name,",
+        ),
     ),
     mutant(
         "a list with an entry for each sample given to every sample",
