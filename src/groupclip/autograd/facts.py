@@ -11,9 +11,8 @@ import sys
 from typing import Any
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
 from torch._C import _functorch as functorch  # pyright: ignore[reportAttributeAccessIssue]
-from torch.utils import checkpoint, hooks
 
 from .stops import Differ
 from .vmap import NestedLevel, Part, natively
@@ -39,7 +38,7 @@ def _asked_below(part: Part, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _requires_grad(part: Part, func: Any, args: Any, kwargs: Any) -> Any:
-    """Answer the model's code. Torch's checkpoints, shards and backward hooks ask too, to hang something on the graph: not here."""
+    """Answer the model's code. Torch's checkpoints, hooks, counters and shards ask too, to hang on the graph: not here."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
         frame = frame.f_back
@@ -49,7 +48,7 @@ def _requires_grad(part: Part, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 _HERE = os.path.dirname(__file__)
-_TORCHS_OWN = (checkpoint.__file__, hooks.__file__, os.path.dirname(distributed.__file__))
+_TORCHS_OWN = tuple(os.path.dirname(str(tools.__file__)) for tools in (torch.utils, torch.distributed))
 
 
 def _changed_below(part: Part, func: Any, args: Any, kwargs: Any) -> Any:
