@@ -28,7 +28,7 @@ def records(
     names: tuple[str, ...], seeds: int, no_privacy: bool, as_list: bool, data_folder: Path | None, out: Path, dry_run: bool,
     device: str, as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
-    """Run the table of best known results: linear models on frozen features, and a Wide ResNet from scratch (for a GPU).
+    """Run the table of best known results: linear models and CNNs on frozen features, CNNs on pixels, a Wide ResNet (for a GPU).
 
     All settings were fixed beforehand. A run that was stopped goes on when the same command is given again. docs/records.md
     shows what has been run.
