@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tiny import CASES, LOOP, OVER_ALL_LAYERS, PLAIN, WAYS, Case, Step, exact, leaves, prepared, roberta
+from tiny import BARE, CASES, LOOP, OVER_ALL_LAYERS, PLAIN, WAYS, Case, Step, exact, leaves, prepared, roberta
 from torch.utils.flop_counter import FlopCounterMode
 
 import groupclip as gc
@@ -134,7 +134,8 @@ def beside_opacus(case: Case, rounds: int) -> dict[str, Any]:
         try:
             steps[way] = prepared(case, way)
         except Exception as error:  # whatever a library raises is what the table shows
-            refused[way] = refusal(error)
+            if way != BARE:  # which is for some kinds of layers, and no library
+                refused[way] = refusal(error)
     times = timed(steps, rounds)
     parameters = case.trainable()
     calls = {way: python_calls(step) for way, step in steps.items()}
@@ -146,7 +147,7 @@ def beside_opacus(case: Case, rounds: int) -> dict[str, Any]:
             "ms over plain a parameter": round(taken["processor"]["over, ms"]["median"] / parameters, 4),
             "calls over plain a parameter": round((calls[way] - calls[PLAIN]) / parameters, 1),
             "flops over plain": round(counted[way] / counted[PLAIN], 3),
-            "as single samples": exact(case, way) if way in OVER_ALL_LAYERS else None,
+            "as single samples": exact(case, way) if way in (*OVER_ALL_LAYERS, BARE) else None,
         }
     plain_calls = calls[PLAIN]
     return {"name": case.name, "parameters": parameters, "calls of plain": plain_calls, "ways": rows, "refused": refused}

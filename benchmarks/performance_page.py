@@ -75,6 +75,18 @@ def verdict(models: dict[str, Facts]) -> str:
     )
 
 
+def bare(models: dict[str, Facts]) -> str:
+    """Says what the arithmetic alone takes, beside all of groupclip."""
+    found = []
+    for facts in models.values():
+        for way, r in facts["ways"].items():
+            if way.startswith("the bare arithmetic"):
+                ours = facts["ways"]["groupclip, all-layer"]
+                each = r["ms over plain a parameter"], ours["ms over plain a parameter"]
+                found.append(f"{each[0]:.2f} ms a parameter where groupclip takes {each[1]:.2f} ({facts['name']})")
+    return f"It takes {', and '.join(found)}."
+
+
 def padding(orders: dict[str, Facts]) -> str:
     kinds = list(next(iter(orders.values())))
     body = [[order, *(spread(row[kind]["processor"]["ratio"]) for kind in kinds)] for order, row in orders.items()]
@@ -170,6 +182,7 @@ def page(facts: Facts) -> str:
         "ENVIRONMENT": environment(facts["environment"]), "LOAD": load(facts["setting"]),
         "ROUNDS": str(facts["setting"]["rounds"]), "SEED": str(facts["setting"]["seed"]), "TARGET": f"{TARGET} ms",
         "MODELS": "\n\n".join(model(each) for each in facts["models"].values()), "VERDICT": verdict(facts["models"]),
+        "BARE": bare(facts["models"]),
         "ALONE_NAME": facts["one at a time"]["name"], "ALONE": alone(facts["one at a time"]["ways"]),
         "PADDING": padding(facts["padding"]), "SPREAD": factors(facts["padding"]), "SIZES": sizes(facts["sizes"]),
         "HISTORIES": histories(facts["histories"]["found"]), "STRAYED": strayed(facts["histories"]["found"]),

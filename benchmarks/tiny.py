@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from bare import bare
 from torch import Tensor, nn
 
 import groupclip as gc
@@ -19,7 +20,8 @@ from groupclip.models import build_model
 PLAIN = "plain"
 OURS = {f"groupclip, {style}": style for style in ("all-layer", "block-wise", "layer-wise")}
 HOOKS, GHOST = "Opacus, hooks", "Opacus, ghost clipping"
-WAYS = (PLAIN, *OURS, HOOKS, GHOST)
+BARE = "the bare arithmetic, nothing proven"
+WAYS = (PLAIN, *OURS, HOOKS, GHOST, BARE)
 OVER_ALL_LAYERS = ("groupclip, all-layer", HOOKS, GHOST)
 LOOP = "a plain loop over samples"
 CLASSES = 2
@@ -196,6 +198,11 @@ def ghost(model: nn.Module, case: Case, noise: float) -> Step:
     return step
 
 
+def unproven(model: nn.Module, case: Case, noise: float) -> Step:
+    optimizer = sgd(model)
+    return bare(model, lambda: case.losses(model), lambda: ended(optimizer), noise)
+
+
 def loop(model: nn.Module, case: Case, noise: float) -> Step:
     """Per-sample clipping in its plainest form: a pass a sample, its norm, and a sum of what is clipped."""
     optimizer, parameters = sgd(model), trainable(model)
@@ -220,7 +227,7 @@ MAKERS: dict[str, Callable[[nn.Module, Case, float], Step]] = {
         way: (lambda model, case, noise, style=style: grouped(model, case, noise, style))
         for way, style in OURS.items()
     },
-    HOOKS: hooks, GHOST: ghost, LOOP: loop,
+    HOOKS: hooks, GHOST: ghost, BARE: unproven, LOOP: loop,
 }  # fmt: skip
 
 

@@ -103,7 +103,7 @@ def test_every_way_over_all_layers_takes_the_step_of_single_samples(monkeypatch:
     case = made.mlp()
     with torch.no_grad():  # so that norms are on both sides of the threshold
         case.inputs[0][::2] *= 30
-    assert all(made.exact(case, way) for way in made.OVER_ALL_LAYERS)
+    assert all(made.exact(case, way) for way in (*made.OVER_ALL_LAYERS, made.BARE))
     for way in ("plain", "groupclip, layer-wise"):  # the twins: what doesn't clip so is told apart
         assert not made.exact(case, way)
 
