@@ -97,11 +97,10 @@ class SamplesSeen:
         """
         self._count()
         filled = [total for total in sums if total.numel()]
-        known = [length for length in lengths or () if length is not None]
-        if len(known) < len(sums):
-            unknown = filled if not known else [t for t, n in zip(sums, lengths or (), strict=True) if n is None and t.numel()]
-            known += _lengths(unknown)
-        numbers = [*self._acting.values(), *flags, *known]
+        given = [None] * len(sums) if lengths is None else lengths
+        known = [length for length in given if length is not None]
+        unknown = [total for total, length in zip(sums, given, strict=True) if length is None and total.numel()]
+        numbers = [*self._acting.values(), *flags, *known, *_lengths(unknown)]
         if not numbers:
             return 0, True, False
         home = numbers[0].device
