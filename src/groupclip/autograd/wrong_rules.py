@@ -15,10 +15,6 @@ from .one_by_one import one_by_one
 from .vmap import NestedLevel, Part
 
 
-def _each(part: Part, func: Any, args: Any, kwargs: Any) -> Any:
-    return one_by_one(part, func, args, kwargs)
-
-
 def _filled(part: Part, func: Any, args: Any, kwargs: Any) -> Any:
     """Fill with each sample's own number: torch mixes them up where what is filled isn't of samples."""
     value = kwargs.get("value", args[-1])
@@ -46,13 +42,14 @@ def _embedding(part: Part, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _torch_embedding(part: Part, func: Any, args: Any, kwargs: Any) -> Any:
     del func
-    kwargs = dict(kwargs)
 
-    def read(weight: Tensor, indices: Tensor, padding_idx: int = -1, by_frequency: bool = False, sparse: bool = False) -> Tensor:
-        return _looked_up(part, indices, weight, None if padding_idx < 0 else padding_idx, None, 2.0, by_frequency, sparse)
+    def read(
+        weight: Tensor, indices: Tensor, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
+    ) -> Tensor:
+        padding = None if padding_idx < 0 else padding_idx
+        return _looked_up(part, indices, weight, padding, None, 2.0, scale_grad_by_freq, sparse)
 
-    frequency = {"by_frequency": kwargs.pop("scale_grad_by_freq")} if "scale_grad_by_freq" in kwargs else {}
-    return read(*args, **kwargs, **frequency)
+    return read(*args, **kwargs)
 
 
 #: operation -> what is done in its stead when a sample's tensor takes part.
@@ -60,7 +57,8 @@ WRONG: dict[Any, Any] = {
     F.embedding: _embedding,
     **dict.fromkeys((torch.embedding, torch.ops.aten.embedding, torch.ops.aten.embedding.default), _torch_embedding),
     **dict.fromkeys(
-        (torch.select_scatter, Tensor.select_scatter, torch.ops.aten.select_scatter, torch.ops.aten.select_scatter.default), _each
+        (torch.select_scatter, Tensor.select_scatter, torch.ops.aten.select_scatter, torch.ops.aten.select_scatter.default),
+        one_by_one,
     ),
     **dict.fromkeys(
         (torch.index_fill, Tensor.index_fill, Tensor.index_fill_, torch.ops.aten.index_fill, torch.ops.aten.index_fill.int_Tensor),
@@ -68,4 +66,4 @@ WRONG: dict[Any, Any] = {
     ),
 }
 if hasattr(F, "linear_cross_entropy"):
-    WRONG[F.linear_cross_entropy] = _each
+    WRONG[F.linear_cross_entropy] = one_by_one
